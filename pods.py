@@ -1,0 +1,186 @@
+"""Which m of n rollouts to train on: the down-sampling rules of PODS.
+
+    from pods import max_variance
+    keep = max_variance(rewards, m=16)                       # rewards [P, n] -> indices [P, m]
+    kept = torch.take_along_dim(rewards, keep, dim=-1)       # [P, m]
+
+Copy this file into your own trainer; it needs torch and nothing else. Generate n rollouts a prompt,
+score them all, and pay for the policy update only on the m that the rule returns. Advantages are
+computed afterwards, on the kept m alone (Xu, Savani, Fang, Kolter: "Not All Rollouts are Useful:
+Down-Sampling Rollouts in LLM Reinforcement Learning", arXiv 2504.13818, sections 3 and A).
+
+Legend: P prompts, n rollouts a prompt, m kept. A *group* is the n rollouts of one prompt, one row of
+the last axis. Selection never looks across groups, so it needs no communication between processes.
+
+**Lemma (paper, section 3.2).** For m >= 2, every subset S of size m with the largest variance consists
+of the k lowest and the m - k highest rewards of its group, for some k (up to swaps of equal rewards).
+
+*Proof.* Fix all members of S but one and call that one's reward x. The variance of S as a function of
+x is a parabola with leading coefficient (m - 1) / m^2 > 0: it is strictly convex. Suppose S is optimal
+and a rollout in S has a reward x strictly between two rewards l < x < h that are not in S. A strictly
+convex function is larger at one end of [l, h] than anywhere inside, so exchanging x for l or for h
+raises the variance: a contradiction. Hence no member of S lies strictly between the smallest and the
+largest reward left out. S holds everything below the one, everything above the other, and otherwise
+only rewards equal to one of the two.  QED
+
+So there are only m + 1 candidates. They need no m + 1 variances either:
+
+**The splits rise, then fall.** Sort the group ascending, x[0] <= ... <= x[n-1], and let S_k be the k
+lowest and m - k highest, k = 0..m. S_{k+1} drops h = x[n-m+k] for l = x[k] <= h. With s_k the sum of
+S_k, expanding the two variances gives
+
+    m^2 (Var S_{k+1} - Var S_k) = -(h - l) * slope(k),     slope(k) = (m - 1) l + (m + 1) h - 2 s_k.
+
+Going from k to k + 1, l and h do not fall and s_k does not rise, so slope(k) never decreases: Var S_k
+rises while slope(k) < 0 and falls or stays from there on. The best k is the *number of negative
+slopes*, one comparison for each split. Unlike variances, slopes hold no squares, so rewards with a
+large common offset or one huge outlier lose nothing to cancellation.
+
+**0/1 rewards need no search.** With at least m/2 ones and m/2 zeros the best subset is half of each; if
+one kind is rarer, all of it and the other kind for the rest (the variance p (1 - p) of a 0/1 subset
+depends on its share p of ones only, and grows towards p = 1/2).
+"""
+
+import operator
+from collections.abc import Callable
+
+import torch
+
+__all__ = ["RULES", "down_sample", "max_reward", "max_variance", "percentile", "random_subset"]
+
+
+def max_variance(rewards: torch.Tensor, m: int) -> torch.Tensor:
+    """The m rollouts whose rewards have the largest variance, exactly, in O(n log n) a group.
+
+    Args:
+        rewards: [..., n], anything `torch.as_tensor` takes; each row of the last axis is a group.
+        m: how many to keep, 2 <= m <= n.
+
+    Returns:
+        int64 indices [..., m] into the last axis, ascending, without repeats, on the rewards' device.
+        Among equal rewards the lowest index is taken first; among splits of equal variance the one
+        with the most high rewards (for 0/1 rewards and odd m: one more 1 than 0).
+
+    Raises:
+        ValueError: m < 2, m > n, an empty group, or a reward that is not finite.
+    """
+    rewards, m = _check(rewards, m)  # float64 [..., n]
+    n = rewards.shape[-1]
+    x, order = rewards.sort(dim=-1, stable=True)  # [..., n] ascending, ties by index
+    # The variance does not care about a common offset, but rounding does. The median is itself a
+    # reward, so this difference is exact for rewards near it, whatever outliers the group has.
+    x = x - x[..., n // 2 : n // 2 + 1]
+
+    low, high = x[..., :m], x[..., n - m :]  # [..., m]: what split k takes next, and what it drops
+    sum_low = low.cumsum(-1) - low  # [..., m]: of the k lowest
+    sum_high = high.flip(-1).cumsum(-1).flip(-1)  # [..., m]: of the m - k highest
+    slope = (m - 1) * low + (m + 1) * high - 2 * (sum_low + sum_high)  # [..., m], never decreasing
+    # Slopes that are zero but for rounding count as zero, or a tie would be decided by noise.
+    noise = 8 * m * torch.finfo(x.dtype).eps * x.abs().amax(-1, keepdim=True)  # [..., 1]
+    k = (slope < -noise).sum(-1, keepdim=True)  # [..., 1]: how many of the lowest
+
+    # The highest m - k start at sorted position n - m + k, perhaps in the middle of a run of equal
+    # rewards [run, end). Slide that part to the front of the run: lowest index first.
+    first = x.gather(-1, (n - m + k).clamp(max=n - 1))  # [..., 1]
+    run = torch.searchsorted(x, first)  # [..., 1]
+    end = torch.searchsorted(x, first, right=True)  # [..., 1]
+    start = torch.maximum(run, k)  # the k lowest may reach into the same run
+    slot = torch.arange(m, device=x.device)  # [m]
+    partial = end - (n - m + k)  # [..., 1]: how many the run gives to the highest
+    position = torch.where(slot < k + partial, start + slot - k, n - m + slot)
+    position = torch.where(slot < k, slot, position)  # [..., m]
+    return order.gather(-1, position).sort(dim=-1).values
+
+
+def max_reward(rewards: torch.Tensor, m: int) -> torch.Tensor:
+    """The m highest rewards, lowest index first among equals. Arguments and errors: `max_variance`.
+
+    It keeps no failures, so the policy hears only "more of this": 67.3% on GSM8K where max-variance
+    reaches 82.6% (paper, section 4 and figure on down-sampling rules).
+    """
+    rewards, m = _check(rewards, m)
+    order = rewards.sort(dim=-1, descending=True, stable=True).indices  # [..., n]
+    return order[..., :m].sort(dim=-1).values
+
+
+def percentile(rewards: torch.Tensor, m: int) -> torch.Tensor:
+    """The rollouts at the (i + 0.5) / m quantiles of the sorted rewards, i = 0 .. m-1.
+
+    The quantile q of n sorted rewards is the one at position floor(q n), counted from 0: the group is
+    cut into m equal slices and the middle of each is kept. Arguments and errors: `max_variance`.
+    """
+    rewards, m = _check(rewards, m)
+    n = rewards.shape[-1]
+    order = rewards.sort(dim=-1, stable=True).indices  # [..., n]
+    middle = (2 * torch.arange(m, device=rewards.device) + 1) * n // (2 * m)  # [m], in integers
+    return order[..., middle].sort(dim=-1).values
+
+
+def random_subset(
+    rewards: torch.Tensor, m: int, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """m rollouts of each group, uniformly at random. Arguments and errors: `max_variance`.
+
+    `generator` makes the draw repeatable; it may live on another device than the rewards.
+    """
+    rewards, m = _check(rewards, m)
+    device = generator.device if generator is not None else rewards.device
+    keys = torch.rand(rewards.shape, dtype=torch.float64, device=device, generator=generator)
+    return keys.argsort(dim=-1)[..., :m].sort(dim=-1).values.to(rewards.device)
+
+
+RULES: dict[str, Callable[..., torch.Tensor]] = {
+    "max_variance": max_variance,
+    "max_reward": max_reward,
+    "random": random_subset,
+    "percentile": percentile,
+}
+
+
+def down_sample(
+    rewards: torch.Tensor,
+    m: int,
+    rule: str = "max_variance",
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """Indices [..., m] of the rollouts that `rule`, a name in `RULES`, keeps of rewards [..., n].
+
+    Args:
+        rewards, m: as for `max_variance`.
+        rule: "max_variance", "max_reward", "random" or "percentile".
+        generator: used by "random" alone.
+
+    Raises:
+        ValueError: an unknown rule, or what `max_variance` raises.
+    """
+    if rule not in RULES:
+        raise ValueError(f"unknown rule {rule!r}: choose one of {', '.join(RULES)}")
+    if rule == "random":
+        return random_subset(rewards, m, generator)
+    return RULES[rule](rewards, m)
+
+
+def _check(rewards: torch.Tensor, m: int) -> tuple[torch.Tensor, int]:
+    """Rewards as a detached float64 tensor [..., n] and m as an int, or a ValueError."""
+    # Without the dtype, torch reads a list of Python floats as float32 and merges close rewards.
+    is_array = hasattr(rewards, "dtype")
+    rewards = torch.as_tensor(rewards, dtype=None if is_array else torch.float64).detach()
+    rewards = rewards.to(torch.float64)
+    m = operator.index(m)
+    if rewards.dim() == 0 or rewards.shape[-1] == 0:
+        raise ValueError(
+            f"empty group: rewards have shape {list(rewards.shape)}, need [..., n >= 2]"
+        )
+    n = rewards.shape[-1]
+    if m < 2:
+        raise ValueError(f"m={m} is too small: the variance of fewer than 2 rewards says nothing")
+    if m > n:
+        raise ValueError(f"m={m} is larger than n={n}: lower m or generate more rollouts")
+    # The one place where a GPU has to answer before we go on; a NaN that slips through would be
+    # sorted to one end and selected first.
+    finite = rewards.isfinite()
+    if not finite.all():
+        index = tuple((~finite).nonzero()[0].tolist())
+        value = rewards[index].item()
+        raise ValueError(f"reward {value} at index {list(index)} is not finite")
+    return rewards, m
