@@ -1,0 +1,221 @@
+"""The GRPO loss on the kept rollouts: group advantages, per-token log-probs, the clipped surrogate.
+
+    advantages = group_advantages(rewards)                             # [P, m] -> [P, m]
+    log_probs = token_log_probs(model, ids, attention, T, temperature)  # [B, T]
+    loss = grpo_loss(log_probs, log_probs.detach(), advantages.flatten(), mask)
+    loss.backward()
+
+GRPO (Shao et al., arXiv 2402.03300) needs no critic: a rollout's advantage is its reward compared with
+the other rollouts of its prompt. PODS changes one thing: "the other rollouts" are the kept m. Everything
+here is a function of tensors, so it can be tested against a loop over tokens, and is.
+
+Legend: P prompts, m kept, B = P*m sequences (or the micro-batch's share of them), T completion tokens,
+V vocabulary. Signs: a positive advantage makes a rollout's tokens likelier; the loss is minimised.
+Left out: a critic, per-token rewards, entropy bonuses.
+"""
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+LOSS_TYPES = ("grpo", "dapo", "dr_grpo")
+# How many float32 logits are held at once: 128 MB, 220 tokens of Qwen2.5's vocabulary of 151,936.
+LOGITS_PER_CHUNK = 2**25
+
+
+def group_advantages(rewards: torch.Tensor, scale: bool = True, eps: float = 1e-4) -> torch.Tensor:
+    """How much better than its group each rollout did: (r - mean) / (std + eps).
+
+    Args:
+        rewards: [..., m], each row of the last axis one group. With PODS: the *kept* rewards, and this
+            is the only normalisation they get.
+        scale: divide by the standard deviation (sample form, m - 1, as TRL and the paper's code).
+            False is Dr. GRPO's choice (arXiv 2503.20783).
+        eps: added to the standard deviation.
+
+    Returns:
+        float32 [..., m]; exactly 0 in a group whose rewards are all equal (or that has one member).
+    """
+    is_array = hasattr(rewards, "dtype")
+    rewards = torch.as_tensor(rewards, dtype=None if is_array else torch.float64).double()
+    advantages = rewards - rewards.mean(-1, keepdim=True)  # [..., m]
+    if scale and rewards.shape[-1] > 1:
+        advantages = advantages / (rewards.std(-1, keepdim=True) + eps)
+    # The mean of equal floats is off by a rounding error, and dividing by a tiny std would turn that
+    # into an advantage. Equal rewards say nothing, so say nothing.
+    return advantages.masked_fill(~has_signal(rewards)[..., None], 0.0).float()
+
+
+def has_signal(rewards: torch.Tensor) -> torch.Tensor:
+    """Whether a group's rewards [..., m] differ at all, bool [...]: without that, no gradient."""
+    return rewards.amax(-1) > rewards.amin(-1)
+
+
+def positions(attention_mask: torch.Tensor) -> torch.Tensor:
+    """Position of each token [B, L], counted from the first real token of its row.
+
+    Left-padded rows must say this explicitly: models with learned positions (GPT-2) otherwise
+    number the padding too and compute other log-probs than for the same text without padding.
+    """
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def token_log_probs(
+    model: nn.Module,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    completion_length: int,
+    temperature: float = 1.0,
+) -> torch.Tensor:
+    """Log-probs of the last `completion_length` tokens under the policy that sampled them.
+
+    The policy of reinforcement learning is softmax(logits / temperature), because that is what the
+    rollouts were drawn from. Scoring at temperature 1 what was sampled at 0.9 trains another policy
+    than the one that acts.
+
+    The vocabulary is large and T is long, so the float32 logits of all tokens are never held: the
+    output layer is applied to as many hidden states at a time as make `LOGITS_PER_CHUNK` logits, and
+    again in the backward pass. Everything before the output layer is stored as usual.
+
+    Args:
+        model: a transformers causal language model (or a PEFT model around one).
+        input_ids, attention_mask: [B, L], prompt left-padded, completion right-padded to T.
+        completion_length: T, counted from the end.
+        temperature: the sampling temperature, above 0.
+
+    Returns:
+        float32 [B, T], with gradients where enabled. Values at padded positions mean nothing.
+
+    Raises:
+        ValueError: the model changes its logits after the output layer (soft capping or scaling).
+    """
+    if completion_length == 0:
+        return torch.zeros(len(input_ids), 0, device=input_ids.device)
+    config = model.config.get_text_config()
+    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            raise ValueError(f"{config.model_type} models are not supported: they apply {name}")
+    # The logit at position t scores token t + 1: the classic off-by-one.
+    hidden = model.get_decoder()(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        position_ids=positions(attention_mask),
+        use_cache=False,
+    ).last_hidden_state[:, -completion_length - 1 : -1]  # [B, T, hidden]
+    targets = input_ids[:, -completion_length:]  # [B, T]
+    output_layer = model.get_output_embeddings()
+
+    def chunk_log_probs(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        # float32 before the softmax: in bfloat16, rounding alone moves a probability ratio by 7%.
+        logits = output_layer(hidden).float() / temperature  # [chunk, V]
+        return logits.gather(-1, targets[:, None]).squeeze(-1) - logits.logsumexp(-1)
+
+    size = max(1, LOGITS_PER_CHUNK // output_layer.weight.shape[0])  # tokens a chunk
+    chunks = [hidden.flatten(0, 1).split(size), targets.flatten().split(size)]
+    if len(chunks[0]) == 1:
+        return chunk_log_probs(chunks[0][0], chunks[1][0]).view(targets.shape)
+    # Without the checkpoint, autograd would keep every chunk's logits until the backward pass.
+    parts = [
+        checkpoint(chunk_log_probs, *chunk, use_reentrant=False, preserve_rng_state=False)
+        for chunk in zip(*chunks, strict=True)
+    ]
+    return torch.cat(parts).view(targets.shape)  # [B, T]
+
+
+def loss_normalizer(mask: torch.Tensor, loss_type: str, max_completion_length: int) -> float:
+    """What the update's summed loss is divided by. Count once over the *whole* update's mask [B, T].
+
+    Args:
+        mask: True on completion tokens, of all kept rollouts of the update, groups without signal
+            included: they are part of the mean, their own terms are 0.
+        loss_type: one of `LOSS_TYPES`.
+        max_completion_length: the tokens a completion may have at most; used by "dr_grpo" alone.
+    """
+    if loss_type == "grpo":
+        count = len(mask)
+    elif loss_type == "dapo":
+        count = int(mask.sum())
+    elif loss_type == "dr_grpo":
+        count = len(mask) * max_completion_length
+    else:
+        raise ValueError(f"unknown loss type {loss_type!r}: choose one of {', '.join(LOSS_TYPES)}")
+    return float(max(count, 1))
+
+
+def grpo_loss(
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    loss_type: str = "grpo",
+    normalizer: float | None = None,
+    max_completion_length: int | None = None,
+    clip: float = 0.2,
+    beta: float = 0.0,
+    ref_log_probs: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The clipped surrogate loss of PPO with group advantages (arXiv 2402.03300, equation 3).
+
+    A token's loss is -min(ratio * A, clip(ratio, 1 - clip, 1 + clip) * A) + beta * KL, with
+    ratio = exp(log_probs - old_log_probs). The sum over tokens becomes one number in three ways:
+
+    - "grpo" (the paper's): the mean over sequences of each sequence's mean over its tokens. Tokens of
+      long completions weigh less.
+    - "dapo" (arXiv 2503.14476): the mean over all tokens of the update.
+    - "dr_grpo" (arXiv 2503.20783): the sum over tokens over B * max_completion_length, a constant.
+
+    With one optimiser step per batch the ratio is exactly 1 and this loss prints about 0 whatever is
+    learned: normalised advantages sum to 0 in each group. The gradient is what matters.
+
+    Args:
+        log_probs: [B, T] with gradients, from `token_log_probs`.
+        old_log_probs: [B, T] without gradients, from before the batch's first optimiser step. If that
+            step is the only one, `log_probs.detach()`.
+        advantages: [B].
+        mask: [B, T], true on completion tokens, EOS included.
+        loss_type: one of `LOSS_TYPES`.
+        normalizer: `loss_normalizer` of the whole update, when this call is one micro-batch of it;
+            the micro-batch losses then *add up* to the loss of the update, whatever their size.
+            None: these rows are the whole update.
+        max_completion_length: for "dr_grpo" without a normalizer; None takes T.
+        clip: how far from 1 the ratio still earns.
+        beta: weight of the KL to the reference policy; 0 needs no reference.
+        ref_log_probs: [B, T] without gradients, at the same temperature; required if beta > 0.
+
+    Returns:
+        The loss, a scalar. Completions without tokens contribute 0.
+    """
+    mask = mask.bool()
+    if normalizer is None:
+        normalizer = loss_normalizer(mask, loss_type, max_completion_length or mask.shape[-1])
+    elif loss_type not in LOSS_TYPES:
+        raise ValueError(f"unknown loss type {loss_type!r}: choose one of {', '.join(LOSS_TYPES)}")
+    # Mask before exp: a padded position may hold anything, exp may make it inf, and inf * 0 is NaN,
+    # in the gradient even if torch.where hides it from the value.
+    ratio = (log_probs - old_log_probs).masked_fill(~mask, 0.0).exp()  # [B, T]
+    advantages = advantages.to(ratio)[:, None]  # [B, 1]
+    # min keeps the pessimistic side: it is the *improvement* beyond the clip range that earns
+    # nothing. A bad token that became likelier (ratio 1.5, A < 0) is still pushed down.
+    surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    token_loss = -surrogate
+    if beta > 0:
+        if ref_log_probs is None:
+            raise ValueError("beta > 0 needs ref_log_probs, the reference policy's log-probs")
+        token_loss = token_loss + beta * k3_divergence(log_probs, ref_log_probs, mask)
+    token_loss = token_loss.masked_fill(~mask, 0.0)
+    if loss_type == "grpo":
+        token_loss = token_loss / mask.sum(-1, keepdim=True).clamp(min=1)  # each sequence's mean
+    return token_loss.sum() / normalizer
+
+
+def k3_divergence(
+    log_probs: torch.Tensor, ref_log_probs: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """KL(policy || reference) estimated token by token, [B, T], never negative.
+
+    With d = log(reference / policy) on tokens the policy sampled, E[exp(d) - d - 1] is the divergence,
+    and every single term is at least 0 (Schulman's "k3"; arXiv 2402.03300, equation 4).
+    """
+    difference = (ref_log_probs - log_probs).masked_fill(~mask.bool(), 0.0)  # [B, T]
+    return difference.exp() - difference - 1
