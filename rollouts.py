@@ -1,0 +1,264 @@
+"""Generation: n rollouts for each prompt, with the log-probs they were sampled at.
+
+    sampler = TorchSampler(model, tokenizer)
+    rollouts = sampler.generate(prompts, n=64, max_new_tokens=23, temperature=1.0, seed=0)
+    kept = rollouts.select(keep)          # keep [P, m] from pods.py -> the same record with m for n
+
+`prompts` are lists of token ids, already rendered (tasks.encode): text that is tokenised here would
+get a second BOS. Sampling is the plain softmax of logits / temperature. Nothing of a checkpoint's
+generation config (top-p, top-k, repetition penalty) leaks in, because the log-probs of the loss know
+nothing of it either.
+
+`TorchSampler` needs nothing but the model: each *prompt* is computed once and its keys and values are
+copied to its n rollouts, keys and values are written into one buffer instead of being concatenated,
+and rollouts that have finished leave the batch. Left out: paged memory, continuous batching, CUDA
+graphs. Those are an inference engine's work.
+
+Legend: P prompts, n rollouts a prompt, B = P*n rows, L prompt tokens, T completion tokens, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import DynamicCache, PreTrainedTokenizerBase
+from transformers.cache_utils import Cache, DynamicLayer
+
+from grpo import positions
+
+
+@dataclass
+class Rollouts:
+    """n completions of each of P prompts. Row [p, i] of every field is the same rollout."""
+
+    prompt_ids: torch.Tensor  # [P, L] left-padded
+    prompt_mask: torch.Tensor  # [P, L] bool
+    completion_ids: torch.Tensor  # [P, n, T] right-padded
+    mask: torch.Tensor  # [P, n, T] bool: the completion's own tokens, EOS included
+    log_probs: torch.Tensor  # [P, n, T] float32, the sampler's own, at the sampling temperature
+    finished: torch.Tensor  # [P, n] bool: ended with EOS; otherwise truncated
+    texts: list[list[str]]  # P lists of n, without EOS
+
+    def select(self, keep: torch.Tensor) -> "Rollouts":
+        """The rollouts keep [P, m] of each prompt, every field from the same rows, T trimmed."""
+        index = keep.to(self.mask.device)[..., None].expand(
+            -1, -1, self.mask.shape[-1]
+        )  # [P, m, T]
+        mask = self.mask.gather(1, index)  # [P, m, T]
+        longest = int(mask.sum(-1).max())
+        return Rollouts(
+            self.prompt_ids,
+            self.prompt_mask,
+            self.completion_ids.gather(1, index)[..., :longest],
+            mask[..., :longest],
+            self.log_probs.gather(1, index)[..., :longest],
+            self.finished.gather(1, index[..., 0]),
+            [[texts[i] for i in row] for texts, row in zip(self.texts, keep.tolist(), strict=True)],
+        )
+
+    def sequences(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Prompt and completion joined, with the attention mask: [B, L+T] each, for the loss."""
+        n = self.mask.shape[1]
+        ids = (self.prompt_ids.repeat_interleave(n, 0), self.completion_ids.flatten(0, 1))
+        mask = (self.prompt_mask.repeat_interleave(n, 0), self.mask.flatten(0, 1))
+        return torch.cat(ids, dim=1), torch.cat(mask, dim=1)
+
+
+def eos_token_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every token that ends a completion: chat models often have two (end of turn, end of text)."""
+    ids = {tokenizer.eos_token_id}
+    config = getattr(model, "generation_config", None)
+    if config is not None and config.eos_token_id is not None:
+        eos = config.eos_token_id
+        ids |= set(eos) if isinstance(eos, (list, tuple)) else {eos}
+    return sorted(ids - {None})
+
+
+def pack(
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    log_probs: Sequence[Sequence[float]],
+    eos_ids: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device | str = "cpu",
+) -> Rollouts:
+    """A `Rollouts` from ragged lists: P prompts and B = P*n completions, those of a prompt together.
+
+    A completion ends with its first EOS, and that EOS is part of it: it has a log-prob, it is trained,
+    and without it no policy would learn to stop. What a sampler emitted after it is dropped. Masks are
+    made from these lengths: comparing ids with the padding token would hide EOS where both are one.
+    """
+    stop = set(eos_ids)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    P, n = len(prompts), len(completions) // len(prompts)
+
+    lengths, finished, texts = [], [], []
+    for tokens in completions:
+        end = next((t for t, token in enumerate(tokens) if token in stop), None)
+        finished.append(end is not None)
+        lengths.append(len(tokens) if end is None else end + 1)
+        # EOS is cut by position and special tokens stay: some tokenizers call <think> special.
+        texts.append(tokenizer.decode(tokens[:end], skip_special_tokens=False))
+
+    L, T = max(map(len, prompts)), max(lengths)
+    prompt_ids = [[pad] * (L - len(p)) + list(p) for p in prompts]
+    prompt_mask = [[False] * (L - len(p)) + [True] * len(p) for p in prompts]
+    rows = list(zip(completions, log_probs, lengths, strict=True))
+    completion_ids = [[*tokens[:length], *[pad] * (T - length)] for tokens, _, length in rows]
+    padded_log_probs = [[*values[:length], *[0.0] * (T - length)] for _, values, length in rows]
+    lengths = torch.tensor(lengths, device=device).view(P, n, 1)
+    return Rollouts(
+        torch.tensor(prompt_ids, device=device),
+        torch.tensor(prompt_mask, device=device),
+        torch.tensor(completion_ids, dtype=torch.long, device=device).view(P, n, T),
+        torch.arange(T, device=device) < lengths,
+        torch.tensor(padded_log_probs, dtype=torch.float32, device=device).view(P, n, T),
+        torch.tensor(finished, device=device).view(P, n),
+        [texts[p * n : (p + 1) * n] for p in range(P)],
+    )
+
+
+class _BufferLayer(DynamicLayer):
+    """One layer's keys and values, in a buffer with room for the completion.
+
+    The usual cache is concatenated anew for every token, which copies all earlier tokens each time.
+    """
+
+    def __init__(self, prompt: DynamicLayer, n: int, room: int) -> None:
+        super().__init__()
+        self.length = prompt.get_seq_length()
+        self.buffers = []
+        for states in (prompt.keys, prompt.values):  # [P, heads, L, head width]
+            P, heads, length, width = states.shape
+            buffer = states.new_empty(P * n, heads, length + room, width)
+            buffer[:, :, :length] = states.repeat_interleave(n, 0)
+            self.buffers.append(buffer)
+        self.is_initialized = True
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *args, **kwargs):
+        """Write one token's keys and values [B, heads, 1, width]; return all so far, as views."""
+        for buffer, states in zip(self.buffers, (keys, values)):
+            buffer[:, :, self.length] = states[:, :, 0]
+        self.length += 1
+        return tuple(buffer[:, :, : self.length] for buffer in self.buffers)
+
+    def get_seq_length(self) -> int:
+        """How many tokens are stored."""
+        return self.length
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep only these rows of the batch."""
+        self.buffers = [buffer[indices] for buffer in self.buffers]
+
+
+class TorchSampler:
+    """Samples from the model that is being trained, with plain PyTorch, on whatever device it is."""
+
+    def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.eos_ids = eos_token_ids(model, tokenizer)
+
+    def sync(self, model: nn.Module) -> None:
+        """Take the updated weights. Here that is the same object, so there is nothing to copy."""
+        self.model = model
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+    ) -> Rollouts:
+        """n completions of each prompt.
+
+        Args:
+            prompts: P lists of token ids, of any lengths.
+            n: rollouts a prompt.
+            max_new_tokens: the longest a completion may get, EOS included.
+            temperature: above 0; the policy is softmax(logits / temperature).
+            seed: the same seed, prompts and weights give the same rollouts on the same machine. Give
+                every step and every process its own.
+
+        Raises:
+            ValueError: an empty prompt, or a completion that would not fit the model's positions.
+        """
+        longest = max(map(len, prompts))
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        if min(map(len, prompts)) == 0:
+            raise ValueError("empty prompt: there is nothing to continue")
+        if limit is not None and longest + max_new_tokens > limit:
+            raise ValueError(
+                f"prompt of {longest} and completion of {max_new_tokens} tokens exceed the model's "
+                f"{limit} positions: lower --max-new-tokens"
+            )
+        was_training = self.model.training
+        self.model.eval()  # no dropout; with gradient checkpointing, train mode would lose the cache
+        try:
+            completions, log_probs = self._decode(prompts, n, max_new_tokens, temperature, seed)
+        finally:
+            self.model.train(was_training)
+        device = self.model.device
+        return pack(prompts, completions, log_probs, self.eos_ids, self.tokenizer, device)
+
+    @torch.inference_mode()
+    def _decode(self, prompts, n, max_new_tokens, temperature, seed):
+        """The completions as ragged lists, B = P*n, and their log-probs."""
+        device, P = self.model.device, len(prompts)
+        generator = torch.Generator(device).manual_seed(seed)
+        L = max(map(len, prompts))
+        attention = torch.tensor(
+            [[0] * (L - len(p)) + [1] * len(p) for p in prompts], device=device
+        )
+        ids = torch.tensor([[0] * (L - len(p)) + list(p) for p in prompts], device=device)  # [P, L]
+
+        cache = DynamicCache(config=self.model.config)
+        logits = self.model(
+            input_ids=ids,
+            attention_mask=attention,
+            position_ids=positions(attention),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]  # [P, V]
+        logits = logits.repeat_interleave(n, 0)  # [B, V]
+        cache = Cache(layers=[_BufferLayer(layer, n, max_new_tokens) for layer in cache.layers])
+        position = attention.sum(-1, keepdim=True).repeat_interleave(n, 0)  # [B, 1]
+        # Without padding no mask is needed, and attention is faster without one.
+        padded = bool((attention == 0).any())
+        attention = torch.nn.functional.pad(attention, (0, max_new_tokens), value=1)
+        attention = attention.repeat_interleave(n, 0)  # [B, L + max_new_tokens]
+
+        B = P * n
+        tokens = torch.zeros(B, max_new_tokens, dtype=torch.long, device=device)
+        chosen = torch.zeros(B, max_new_tokens, device=device)  # [B, T] log-probs
+        lengths = torch.full((B,), max_new_tokens, device=device)
+        eos = torch.tensor(self.eos_ids, device=device)
+        rows = torch.arange(B, device=device)  # which rollout each row of the batch is
+        for t in range(max_new_tokens):
+            log_probs = (logits.float() / temperature).log_softmax(-1)  # [rows, V]
+            token = log_probs.exp().multinomial(1, generator=generator)  # [rows, 1]
+            tokens[rows, t] = token[:, 0]
+            chosen[rows, t] = log_probs.gather(-1, token)[:, 0]
+            ended = torch.isin(token[:, 0], eos)  # [rows]
+            if ended.any():
+                lengths[rows[ended]] = t + 1
+                going = (~ended).nonzero()[:, 0]
+                rows, token, position = rows[going], token[going], position[going]
+                attention = attention[going]
+                cache.batch_select_indices(going)
+            if len(rows) == 0 or t + 1 == max_new_tokens:
+                break
+            logits = self.model(
+                input_ids=token,
+                attention_mask=attention[:, : L + t + 1] if padded else None,
+                position_ids=position,
+                past_key_values=cache,
+                use_cache=True,
+            ).logits[:, -1]  # [rows, V]
+            position = position + 1
+        ends = lengths.tolist()
+        tokens, chosen = tokens.tolist(), chosen.tolist()
+        cut = [(row[:end], values[:end]) for row, values, end in zip(tokens, chosen, ends)]
+        return [row for row, _ in cut], [values for _, values in cut]
