@@ -5,13 +5,13 @@
     loss = grpo_loss(log_probs, log_probs.detach(), advantages.flatten(), mask)
     loss.backward()
 
-GRPO (Shao et al., arXiv 2402.03300) needs no critic: a rollout's advantage is its reward compared with
-the other rollouts of its prompt. PODS changes one thing: "the other rollouts" are the kept m. Everything
-here is a function of tensors, so it can be tested against a loop over tokens, and is.
+GRPO (Shao et al., arXiv 2402.03300) needs no critic: a rollout's advantage is its reward compared
+with the other rollouts of its prompt. PODS changes one thing: "the other rollouts" are the kept m.
+Everything here is a function of tensors, so it can be tested against a loop over tokens, and is.
 
-Legend: P prompts, m kept, B = P*m sequences (or the micro-batch's share of them), T completion tokens,
-V vocabulary. Signs: a positive advantage makes a rollout's tokens likelier; the loss is minimised.
-Left out: a critic, per-token rewards, entropy bonuses.
+Legend: P prompts, m kept, B = P*m sequences (or the micro-batch's share of them), T completion
+tokens, V vocabulary. Signs: a positive advantage makes a rollout's tokens likelier; the loss is
+minimised. Left out: a critic, per-token rewards, entropy bonuses.
 """
 
 import torch
@@ -27,8 +27,8 @@ def group_advantages(rewards: torch.Tensor, scale: bool = True, eps: float = 1e-
     """How much better than its group each rollout did: (r - mean) / (std + eps).
 
     Args:
-        rewards: [..., m], each row of the last axis one group. With PODS: the *kept* rewards, and this
-            is the only normalisation they get.
+        rewards: [..., m], each row of the last axis one group. With PODS: the *kept* rewards, and
+            this is the only normalisation they get.
         scale: divide by the standard deviation (sample form, m - 1, as TRL and the paper's code).
             False is Dr. GRPO's choice (arXiv 2503.20783).
         eps: added to the standard deviation.
@@ -41,8 +41,8 @@ def group_advantages(rewards: torch.Tensor, scale: bool = True, eps: float = 1e-
     advantages = rewards - rewards.mean(-1, keepdim=True)  # [..., m]
     if scale and rewards.shape[-1] > 1:
         advantages = advantages / (rewards.std(-1, keepdim=True) + eps)
-    # The mean of equal floats is off by a rounding error, and dividing by a tiny std would turn that
-    # into an advantage. Equal rewards say nothing, so say nothing.
+    # The mean of equal floats is off by a rounding error, and dividing by a tiny std would turn
+    # that into an advantage. Equal rewards say nothing, so say nothing.
     return advantages.masked_fill(~has_signal(rewards)[..., None], 0.0).float()
 
 
@@ -74,8 +74,8 @@ def token_log_probs(
     than the one that acts.
 
     The vocabulary is large and T is long, so the float32 logits of all tokens are never held: the
-    output layer is applied to as many hidden states at a time as make `LOGITS_PER_CHUNK` logits, and
-    again in the backward pass. Everything before the output layer is stored as usual.
+    output layer is applied to as many hidden states at a time as make `LOGITS_PER_CHUNK` logits,
+    and again in the backward pass. Everything before the output layer is stored as usual.
 
     Args:
         model: a transformers causal language model (or a PEFT model around one).
@@ -123,10 +123,10 @@ def token_log_probs(
 
 
 def loss_normalizer(mask: torch.Tensor, loss_type: str, max_completion_length: int) -> float:
-    """What the update's summed loss is divided by. Count once over the *whole* update's mask [B, T].
+    """What the update's summed loss is divided by, counted once over the *whole* update.
 
     Args:
-        mask: True on completion tokens, of all kept rollouts of the update, groups without signal
+        mask: [B, T], true on completion tokens, of all kept rollouts of the update, groups without signal
             included: they are part of the mean, their own terms are 0.
         loss_type: one of `LOSS_TYPES`.
         max_completion_length: the tokens a completion may have at most; used by "dr_grpo" alone.
@@ -160,18 +160,18 @@ def grpo_loss(
     A token's loss is -min(ratio * A, clip(ratio, 1 - clip, 1 + clip) * A) + beta * KL, with
     ratio = exp(log_probs - old_log_probs). The sum over tokens becomes one number in three ways:
 
-    - "grpo" (the paper's): the mean over sequences of each sequence's mean over its tokens. Tokens of
-      long completions weigh less.
+    - "grpo" (the paper's): the mean over sequences of each sequence's mean over its tokens. Tokens
+      of long completions weigh less.
     - "dapo" (arXiv 2503.14476): the mean over all tokens of the update.
     - "dr_grpo" (arXiv 2503.20783): the sum over tokens over B * max_completion_length, a constant.
 
-    With one optimiser step per batch the ratio is exactly 1 and this loss prints about 0 whatever is
-    learned: normalised advantages sum to 0 in each group. The gradient is what matters.
+    With one optimiser step per batch the ratio is exactly 1 and this loss prints about 0 whatever
+    is learned: normalised advantages sum to 0 in each group. The gradient is what matters.
 
     Args:
         log_probs: [B, T] with gradients, from `token_log_probs`.
-        old_log_probs: [B, T] without gradients, from before the batch's first optimiser step. If that
-            step is the only one, `log_probs.detach()`.
+        old_log_probs: [B, T] without gradients, from before the batch's first optimiser step. If
+            that step is the only one, `log_probs.detach()`.
         advantages: [B].
         mask: [B, T], true on completion tokens, EOS included.
         loss_type: one of `LOSS_TYPES`.
@@ -214,8 +214,8 @@ def k3_divergence(
 ) -> torch.Tensor:
     """KL(policy || reference) estimated token by token, [B, T], never negative.
 
-    With d = log(reference / policy) on tokens the policy sampled, E[exp(d) - d - 1] is the divergence,
-    and every single term is at least 0 (Schulman's "k3"; arXiv 2402.03300, equation 4).
+    With d = log(reference / policy) on tokens the policy sampled, E[exp(d) - d - 1] is the
+    divergence, and every single term is at least 0 (Schulman's "k3"; arXiv 2402.03300, equation 4).
     """
     difference = (ref_log_probs - log_probs).masked_fill(~mask.bool(), 0.0)  # [B, T]
     return difference.exp() - difference - 1

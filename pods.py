@@ -9,36 +9,37 @@ score them all, and pay for the policy update only on the m that the rule return
 computed afterwards, on the kept m alone (Xu, Savani, Fang, Kolter: "Not All Rollouts are Useful:
 Down-Sampling Rollouts in LLM Reinforcement Learning", arXiv 2504.13818, sections 3 and A).
 
-Legend: P prompts, n rollouts a prompt, m kept. A *group* is the n rollouts of one prompt, one row of
-the last axis. Selection never looks across groups, so it needs no communication between processes.
+Legend: P prompts, n rollouts a prompt, m kept. A *group* is the n rollouts of one prompt, one row
+of the last axis. Selection never looks across groups, so processes need not talk to each other.
 
-**Lemma (paper, section 3.2).** For m >= 2, every subset S of size m with the largest variance consists
-of the k lowest and the m - k highest rewards of its group, for some k (up to swaps of equal rewards).
+**Lemma (paper, section 3.2).** For m >= 2, every subset S of size m with the largest variance
+consists of the k lowest and the m - k highest rewards of its group, for some k (up to swaps of
+equal rewards).
 
-*Proof.* Fix all members of S but one and call that one's reward x. The variance of S as a function of
-x is a parabola with leading coefficient (m - 1) / m^2 > 0: it is strictly convex. Suppose S is optimal
-and a rollout in S has a reward x strictly between two rewards l < x < h that are not in S. A strictly
-convex function is larger at one end of [l, h] than anywhere inside, so exchanging x for l or for h
-raises the variance: a contradiction. Hence no member of S lies strictly between the smallest and the
-largest reward left out. S holds everything below the one, everything above the other, and otherwise
-only rewards equal to one of the two.  QED
+*Proof.* Fix all members of S but one and call that one's reward x. The variance of S as a function
+of x is a parabola with leading coefficient (m - 1) / m^2 > 0: it is strictly convex. Suppose S is
+optimal and a rollout in S has a reward x strictly between two rewards l < x < h that are not in S.
+A strictly convex function is larger at one end of [l, h] than anywhere inside, so exchanging x for
+l or for h raises the variance: a contradiction. Hence no member of S lies strictly between the
+smallest and the largest reward left out. S holds everything below the one, everything above the
+other, and otherwise only rewards equal to one of the two.  QED
 
 So there are only m + 1 candidates. They need no m + 1 variances either:
 
-**The splits rise, then fall.** Sort the group ascending, x[0] <= ... <= x[n-1], and let S_k be the k
-lowest and m - k highest, k = 0..m. S_{k+1} drops h = x[n-m+k] for l = x[k] <= h. With s_k the sum of
-S_k, expanding the two variances gives
+**The splits rise, then fall.** Sort the group ascending, x[0] <= ... <= x[n-1], and let S_k be the
+k lowest and m - k highest, k = 0..m. S_{k+1} drops h = x[n-m+k] for l = x[k] <= h. With s_k the sum
+of S_k, expanding the two variances gives
 
     m^2 (Var S_{k+1} - Var S_k) = -(h - l) * slope(k),     slope(k) = (m - 1) l + (m + 1) h - 2 s_k.
 
-Going from k to k + 1, l and h do not fall and s_k does not rise, so slope(k) never decreases: Var S_k
-rises while slope(k) < 0 and falls or stays from there on. The best k is the *number of negative
+Going from k to k + 1, l and h do not fall and s_k does not rise, so slope(k) never decreases: Var
+S_k rises while slope(k) < 0 and falls or stays from there on. The best k is the *number of negative
 slopes*, one comparison for each split. Unlike variances, slopes hold no squares, so rewards with a
 large common offset or one huge outlier lose nothing to cancellation.
 
-**0/1 rewards need no search.** With at least m/2 ones and m/2 zeros the best subset is half of each; if
-one kind is rarer, all of it and the other kind for the rest (the variance p (1 - p) of a 0/1 subset
-depends on its share p of ones only, and grows towards p = 1/2).
+**0/1 rewards need no search.** With at least m/2 ones and m/2 zeros the best subset is half of
+each; if one kind is rarer, all of it and the other kind for the rest (the variance p (1 - p) of a
+0/1 subset depends on its share p of ones only, and grows towards p = 1/2).
 """
 
 import operator
@@ -57,9 +58,9 @@ def max_variance(rewards: torch.Tensor, m: int) -> torch.Tensor:
         m: how many to keep, 2 <= m <= n.
 
     Returns:
-        int64 indices [..., m] into the last axis, ascending, without repeats, on the rewards' device.
-        Among equal rewards the lowest index is taken first; among splits of equal variance the one
-        with the most high rewards (for 0/1 rewards and odd m: one more 1 than 0).
+        int64 indices [..., m] into the last axis, ascending, without repeats, on the rewards'
+        device. Among equal rewards the lowest index is taken first; among splits of equal variance
+        the one with the most high rewards (for 0/1 rewards and odd m: one more 1 than 0).
 
     Raises:
         ValueError: m < 2, m > n, an empty group, or a reward that is not finite.
@@ -106,8 +107,8 @@ def max_reward(rewards: torch.Tensor, m: int) -> torch.Tensor:
 def percentile(rewards: torch.Tensor, m: int) -> torch.Tensor:
     """The rollouts at the (i + 0.5) / m quantiles of the sorted rewards, i = 0 .. m-1.
 
-    The quantile q of n sorted rewards is the one at position floor(q n), counted from 0: the group is
-    cut into m equal slices and the middle of each is kept. Arguments and errors: `max_variance`.
+    The quantile q of n sorted rewards is the one at position floor(q n), counted from 0: the group
+    is cut into m equal slices and the middle of each is kept. Arguments and errors: `max_variance`.
     """
     rewards, m = _check(rewards, m)
     n = rewards.shape[-1]

@@ -6,15 +6,16 @@
 
 `prompts` are lists of token ids, already rendered (tasks.encode): text that is tokenised here would
 get a second BOS. Sampling is the plain softmax of logits / temperature. Nothing of a checkpoint's
-generation config (top-p, top-k, repetition penalty) leaks in, because the log-probs of the loss know
-nothing of it either.
+generation config (top-p, top-k, repetition penalty) leaks in, because the log-probs of the loss
+know nothing of it either.
 
-`TorchSampler` needs nothing but the model: each *prompt* is computed once and its keys and values are
-copied to its n rollouts, keys and values are written into one buffer instead of being concatenated,
-and rollouts that have finished leave the batch. Left out: paged memory, continuous batching, CUDA
-graphs. Those are an inference engine's work.
+`TorchSampler` needs nothing but the model: each *prompt* is computed once and its keys and values
+are copied to its n rollouts, keys and values are written into one buffer instead of being
+concatenated, and rollouts that have finished leave the batch. Left out: paged memory, continuous
+batching, CUDA graphs. Those are an inference engine's work.
 
-Legend: P prompts, n rollouts a prompt, B = P*n rows, L prompt tokens, T completion tokens, V vocabulary.
+Legend: P prompts, n rollouts a prompt, B = P*n rows, L prompt tokens, T completion tokens,
+V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -83,11 +84,12 @@ def pack(
     tokenizer: PreTrainedTokenizerBase,
     device: torch.device | str = "cpu",
 ) -> Rollouts:
-    """A `Rollouts` from ragged lists: P prompts and B = P*n completions, those of a prompt together.
+    """A `Rollouts` from ragged lists: P prompts and P*n completions, those of a prompt together.
 
-    A completion ends with its first EOS, and that EOS is part of it: it has a log-prob, it is trained,
-    and without it no policy would learn to stop. What a sampler emitted after it is dropped. Masks are
-    made from these lengths: comparing ids with the padding token would hide EOS where both are one.
+    A completion ends with its first EOS, and that EOS is part of it: it has a log-prob, it is
+    trained, and without it no policy would learn to stop. What a sampler emitted after it is
+    dropped. Masks are made from these lengths: comparing ids with the padding token would hide EOS
+    where both are one.
     """
     stop = set(eos_ids)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -153,7 +155,7 @@ class _BufferLayer(DynamicLayer):
 
 
 class TorchSampler:
-    """Samples from the model that is being trained, with plain PyTorch, on whatever device it is."""
+    """Samples from the model that is being trained, in plain PyTorch, on the model's device."""
 
     def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
@@ -178,8 +180,8 @@ class TorchSampler:
             n: rollouts a prompt.
             max_new_tokens: the longest a completion may get, EOS included.
             temperature: above 0; the policy is softmax(logits / temperature).
-            seed: the same seed, prompts and weights give the same rollouts on the same machine. Give
-                every step and every process its own.
+            seed: the same seed, prompts and weights give the same rollouts on the same machine.
+                Give every step and every process its own.
 
         Raises:
             ValueError: an empty prompt, or a completion that would not fit the model's positions.
@@ -194,7 +196,7 @@ class TorchSampler:
                 f"{limit} positions: lower --max-new-tokens"
             )
         was_training = self.model.training
-        self.model.eval()  # no dropout; with gradient checkpointing, train mode would lose the cache
+        self.model.eval()  # no dropout; and gradient checkpointing in train mode drops the cache
         try:
             completions, log_probs = self._decode(prompts, n, max_new_tokens, temperature, seed)
         finally:
