@@ -1,0 +1,380 @@
+"""Problems to practise on: a prompt, its reference answer, and how a model is shown the prompt.
+
+    problems = load_task("arithmetic", "train")            # 7,290 sums, made on the spot
+    problems = load_task("gsm8k", "test")                  # from the hub
+    problems = load_task("gsm8k", "test", source=DIR)      # from DIR/test.jsonl
+    problems = load_task("sums.jsonl", "train")            # your own `question` and `answer`
+    problems, prompt_ids = encode(problems, tokenizer)     # rendered by the model's chat template
+
+A problem that cannot be rewarded only costs rollouts, so both checks are made here, once, before
+any training: a reference answer that cannot be graded and a prompt that is too long are dropped,
+counted and said. Nothing is ever cut: half a question is another question, and a chat template
+without its first token is another language. Left out: few-shot examples, mixtures, streaming.
+"""
+
+import hashlib
+import json
+import random
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2.exceptions import TemplateError
+
+import rewards
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+# The paper's form of answer: a thought that nobody reads, then an answer that is graded.
+SYSTEM_PROMPT = (
+    "Think the problem through step by step first, then state only the final answer. "
+    "Write both in tags, and nothing outside them: "
+    "<think>your reasoning</think><answer>your answer</answer>"
+)
+
+# For base models, which come without a chat template.
+PLAIN_TEMPLATE = "{system}\n\nProblem: {prompt}\n\nSolution:"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the model is asked, and the answer that earns the reward."""
+
+    prompt: str
+    answer: str
+
+
+# ---- arithmetic: two-digit sums with a written-out thought ---------------------------------------
+
+
+def worked_solution(prompt: str) -> str:
+    """The correct completion of a sum, column by column, lowest first.
+
+    `47+85=` -> `<think>7+5=12,4+8+1=13</think><answer>132</answer>`
+    """
+    return _written(prompt, carry=lambda due: due)
+
+
+def careless_solution(prompt: str, rng: random.Random) -> str:
+    """One demonstration by a student who adds columns correctly but is careless with carries.
+
+    A carry that is due is forgotten with probability 0.5 (`4+8=12` above), one that is not due is
+    added with 0.2, into the tens column and as the leading 1 alike. So the student leans the right
+    way: carries independent of the column would leave reward nothing to strengthen. In 30% of the
+    demonstrations one of the four tags is replaced by another one.
+    """
+    text = _written(prompt, carry=lambda due: rng.random() < (0.5 if due else 0.2))
+    if rng.random() < 0.3:
+        wrong = rng.choice(TAGS)
+        text = text.replace(wrong, rng.choice([tag for tag in TAGS if tag != wrong]))
+    return text
+
+
+def error_kind(prompt: str, completion: str) -> str:
+    """The first thing wrong with a completion of a sum, in the order in which it is written.
+
+    Returns:
+        `right` (it is the worked solution), `column` (a wrong sum or a wrongly copied digit),
+        `inner carry`, `leading carry`, or `form` (only the tags, or nothing that can be read).
+    """
+    completion = completion.strip()
+    if completion == worked_solution(prompt):
+        return "right"
+    # A wrong tag is no excuse for not reading the sums: split at any tag, whichever it is.
+    parts = [part for part in re.split("|".join(TAGS), completion) if part]
+    thought = re.fullmatch(r"(\d)\+(\d)=(\d+),(\d)\+(\d)(\+1)?=(\d+)", parts[0]) if parts else None
+    if len(parts) != 2 or thought is None or not parts[1].isdigit():
+        return "form"
+    a0, b0, low, a1, b1, inner, high = thought.groups()
+    if (a1, a0, b1, b0) != (prompt[0], prompt[1], prompt[3], prompt[4]):
+        return "column"
+    if int(low) != int(a0) + int(b0):
+        return "column"
+    if bool(inner) != (int(low) >= 10):
+        return "inner carry"
+    if int(high) != int(a1) + int(b1) + bool(inner):
+        return "column"
+    if parts[1] == _answer(int(high) >= 10, high, low):
+        return "form"
+    # The one carry that is left is the leading 1: 132 written 32, or 26 written 126.
+    return "leading carry" if parts[1] == _answer(int(high) < 10, high, low) else "column"
+
+
+def _written(prompt: str, carry: Callable[[bool], bool]) -> str:
+    """The completion of a sum in which `carry(due)` says whether a carry is written."""
+    a, b = map(int, prompt.removesuffix("=").split("+"))
+    low = a % 10 + b % 10
+    inner = carry(low >= 10)
+    high = a // 10 + b // 10 + inner
+    answer = _answer(carry(high >= 10), high, low)
+    thought = f"{a % 10}+{b % 10}={low},{a // 10}+{b // 10}{'+1' * inner}={high}"
+    return f"<think>{thought}</think><answer>{answer}</answer>"
+
+
+def _answer(leading_one: bool, high: str | int, low: str | int) -> str:
+    """The answer's digits from the two column sums."""
+    return "1" * leading_one + str(high)[-1] + str(low)[-1]
+
+
+def _arithmetic() -> list[Problem]:
+    """All 8,100 sums of two two-digit numbers."""
+    numbers = range(10, 100)
+    return [Problem(f"{a}+{b}=", str(a + b)) for a in numbers for b in numbers]
+
+
+# ---- rows: one function for each schema ----------------------------------------------------------
+# row -> (question, problem), where the question is what a split must not straddle and an answer of
+# "" says that the row has none; or None for a row that is not part of the task.
+
+
+def _gsm8k(row: Mapping) -> tuple[str, Problem]:
+    question = _text(row, "question")
+    return question, Problem(question, _after_hashes(_text(row, "answer")) or "")
+
+
+def _math(row: Mapping) -> tuple[str, Problem]:
+    problem = _text(row, "problem")
+    return problem, Problem(problem, rewards.last_boxed(_text(row, "solution")) or "")
+
+
+def _math500(row: Mapping) -> tuple[str, Problem]:
+    problem = _text(row, "problem")
+    return problem, Problem(problem, _text(row, "answer"))
+
+
+def _sciknoweval(row: Mapping) -> tuple[str, Problem] | None:
+    if _text(row, "domain") != "Chemistry" or not _text(row, "type").startswith("mcq"):
+        return None
+    question, choices = _text(row, "question"), _field(row, "choices", Mapping)
+    labels, texts = _field(choices, "label", list), _field(choices, "text", list)
+    lines = [f"{label}) {text}" for label, text in zip(labels, texts, strict=True)]
+    # The dataset's own instruction, "directly give the answer without any explanation", would
+    # forbid the thought that is trained here, so this one replaces it.
+    prompt = "\n".join([question, "", *lines, "", "Answer with the letter of the right choice."])
+    # A key that labels none of the choices must not become some label by default.
+    return question, Problem(prompt, row["answerKey"] if row.get("answerKey") in labels else "")
+
+
+def _own(row: Mapping) -> tuple[str, Problem]:
+    question, answer = _text(row, "question"), _text(row, "answer")
+    gold = _after_hashes(answer)
+    return question, Problem(question, answer.strip() if gold is None else gold)
+
+
+def _text(row: Mapping, name: str) -> str:
+    return str(_field(row, name, str | int | float))
+
+
+def _field(row: Mapping, name: str, kind):
+    if isinstance(row.get(name), kind):
+        return row[name]
+    raise ValueError(f"the field {name!r} is missing or not of its type (fields: {', '.join(row)})")
+
+
+def _after_hashes(solution: str) -> str | None:
+    """`3*500 = <<3*500=1500>>1500 #### 1,500` -> `1500`; None without `####`."""
+    _, hashes, gold = solution.rpartition("####")
+    if not hashes:
+        return None
+    gold = gold.strip()
+    return gold.replace(",", "") if re.fullmatch(r"\D?\d{1,3}(,\d{3})+(\.\d+)?", gold) else gold
+
+
+# ---- loading -------------------------------------------------------------------------------------
+
+SUBJECTS = (
+    "algebra",
+    "counting_and_probability",
+    "geometry",
+    "intermediate_algebra",
+    "number_theory",
+    "prealgebra",
+    "precalculus",
+)
+# Name: the dataset on the hub, its configurations, how its rows are read. Training on `math` and
+# testing on `math500` is sound: MATH-500 is a sample of the `test` split of MATH.
+DATASETS = {
+    "gsm8k": ("openai/gsm8k", ("main",), _gsm8k),
+    "math": ("EleutherAI/hendrycks_math", SUBJECTS, _math),
+    "math500": ("HuggingFaceH4/MATH-500", (None,), _math500),
+    "sciknoweval": ("hicai-zju/SciKnowEval", (None,), _sciknoweval),
+}
+TASKS = ("arithmetic", *DATASETS)
+
+
+def load_task(name: str, split: str, source: str | Path | None = None) -> list[Problem]:
+    """The problems of one split of a task; says on stderr how many were dropped.
+
+    Args:
+        name: one of `TASKS`; or a JSONL file with `question` and `answer` (the answer alone, or a
+            solution that ends with `#### answer`). The file `train.jsonl` with a `test.jsonl`
+            beside it, or their folder, has these two splits; of any other file a tenth of the
+            questions is held out as `test`.
+        split: `train` or `test`. Where the task has only one of them, a tenth of its questions is
+            held out by hash (arithmetic, SciKnowEval); MATH-500 is for testing only.
+        source: a folder from which a named task is read instead of the hub, as `train.jsonl` and
+            `test.jsonl` in the hub's schema (SciKnowEval: every `*.jsonl` there). These may lie in
+            a subfolder of the task's name, so that one folder can serve several tasks.
+    Raises:
+        ValueError: in one line, what is wrong with the task, the split or the data.
+    """
+    if split not in ("train", "test"):
+        raise ValueError(f"unknown split {split!r}: use train or test")
+    if name == "arithmetic":
+        if source is not None:
+            raise ValueError(f"arithmetic reads no data: name the task that {source} is for")
+        return _one_split(_arithmetic(), split, lambda problem: problem.prompt)
+
+    if name in DATASETS:
+        rows, read = _dataset_rows(name, split, source), DATASETS[name][2]
+        must_split = name == "sciknoweval"
+    elif name.endswith(".jsonl") or Path(name).is_dir():
+        path, must_split = _own_file(Path(name), split)
+        rows, read = _jsonl_rows(path), _own
+    else:
+        raise ValueError(f"unknown task {name!r}: use {', '.join(TASKS)} or a .jsonl file")
+
+    pairs = []
+    for number, row in rows.items():
+        try:
+            pairs.append(read(row))
+        except ValueError as error:
+            raise ValueError(f"task {name}, {split} row {number}: {error}") from error
+    pairs = [pair for pair in pairs if pair is not None]
+    if must_split:  # before anything is dropped, so that no drop can move a problem
+        pairs = _one_split(pairs, split, lambda pair: pair[0])
+    gradable = rewards.are_gradable([problem.answer for _, problem in pairs])
+    problems = [problem for (_, problem), good in zip(pairs, gradable) if good]
+    if not problems:
+        raise ValueError(f"task {name}: none of {len(pairs)} {split} problems can be graded")
+    dropped = len(pairs) - len(problems)
+    _say(f"{name} {split}: {len(problems)} problems, {dropped} dropped (answer does not parse)")
+    return problems
+
+
+def _one_split(items: list, split: str, question: Callable[..., str]) -> list:
+    """The tenth of the distinct questions with the lowest hashes is `test`, the rest `train`.
+
+    By hash and not by position, so that the order of the rows does not matter, and by question, so
+    that one which occurs twice is never on both sides. Python's own hash() differs between runs.
+    """
+    hashes = {q: hashlib.sha256(q.encode()).digest() for q in map(question, items)}
+    held_out = set(sorted(hashes, key=hashes.get)[: max(1, len(hashes) // 10)])
+    return [item for item in items if (question(item) in held_out) == (split == "test")]
+
+
+def _dataset_rows(name: str, split: str, source: str | Path | None) -> dict[int, Mapping]:
+    """The rows of a named task from the hub or from `source`, numbered from 1."""
+    if name == "math500" and split == "train":
+        raise ValueError("math500 is for testing only: train on math")
+    import datasets  # here, because it takes seconds and the sums do not need it
+
+    hub, configurations, _ = DATASETS[name]
+    try:
+        if source is None:
+            hub_split = "test" if name == "sciknoweval" else split
+            parts = [datasets.load_dataset(hub, c, split=hub_split) for c in configurations]
+            return dict(enumerate((row for part in parts for row in part), 1))
+        folder = Path(source, name) if Path(source, name).is_dir() else Path(source)
+        pattern = "*.jsonl" if name == "sciknoweval" else f"{split}.jsonl"
+        files = sorted(folder.glob(pattern))
+        if not files:
+            raise ValueError(f"task {name}: there is no {pattern} in the folder {folder}")
+        for file in files:
+            _jsonl_rows(file)  # only for its messages: datasets does not say which line is wrong
+        rows = datasets.load_dataset("json", data_files=[str(file) for file in files])["train"]
+        return dict(enumerate(rows, 1))
+    except (OSError, datasets.exceptions.DatasetsError) as error:
+        where = f"{hub} from the hub (offline? use --data DIR)" if source is None else source
+        reason = " ".join(str(error).split())
+        raise ValueError(f"task {name}: could not load {where}: {reason}") from error
+
+
+def _own_file(path: Path, split: str) -> tuple[Path, bool]:
+    """The file in which a split of an own task lies, and whether it holds both splits."""
+    folder = path if path.is_dir() else path.parent
+    paired = path.is_dir() or path.name in ("train.jsonl", "test.jsonl")
+    if paired and (folder / "test.jsonl").exists():
+        return folder / f"{split}.jsonl", False
+    return (folder / "train.jsonl" if path.is_dir() else path), True
+
+
+def _jsonl_rows(path: Path) -> dict[int, Mapping]:
+    """The objects of a JSONL file by line number; blank lines are skipped.
+
+    Own tasks are read like this and not through `datasets`, which would turn an answer that looks
+    like a date into one.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    rows = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                rows[number] = {**json.loads(line)}
+        except (ValueError, TypeError) as error:  # not JSON, not UTF-8, or not an object
+            reason = getattr(error, "msg", error)
+            raise ValueError(f"{path}, line {number} is not a JSON object: {reason}") from error
+    if not rows:
+        raise ValueError(f"{path} is empty")
+    return rows
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)  # stdout belongs to the results
+
+
+# ---- rendering -----------------------------------------------------------------------------------
+
+
+def render(tokenizer, prompt: str, system_prompt: str = SYSTEM_PROMPT) -> list[int]:
+    """The token ids that a model is shown for a prompt, ending where its answer begins.
+
+    The model's own chat template decides everything, BOS included; these ids go to the sampler as
+    they are, because rendered text that is tokenised again gets a second BOS. A model without a
+    template gets `PLAIN_TEMPLATE`, after one BOS if it has one.
+    """
+    if not tokenizer.chat_template:
+        text = PLAIN_TEMPLATE.format(system=system_prompt, prompt=prompt)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids if tokenizer.bos_token_id is None else [tokenizer.bos_token_id, *ids]
+    options = {"tokenize": True, "add_generation_prompt": True, "return_dict": False}
+    system = {"role": "system", "content": system_prompt}
+    try:
+        messages = [system, {"role": "user", "content": prompt}]
+        return tokenizer.apply_chat_template(messages, **options)
+    except TemplateError:  # the template knows no system role (Gemma): the user says it all
+        messages = [{"role": "user", "content": f"{system_prompt}\n\n{prompt}"}]
+        return tokenizer.apply_chat_template(messages, **options)
+
+
+def opens_think(tokenizer, ids: list[int]) -> bool:
+    """Whether a rendered prompt ends with an open `<think>`, which the completion then lacks."""
+    return tokenizer.decode(ids, skip_special_tokens=False).rstrip().endswith("<think>")
+
+
+def encode(
+    problems: Iterable[Problem],
+    tokenizer,
+    max_prompt_tokens: int = 512,
+    system_prompt: str = SYSTEM_PROMPT,
+) -> tuple[list[Problem], list[list[int]]]:
+    """Render every problem; a prompt longer than `max_prompt_tokens` is dropped, never cut.
+
+    Returns:
+        The problems kept and their token ids, in the same order.
+    Raises:
+        ValueError: if no problem is left.
+    """
+    rendered = [(p, render(tokenizer, p.prompt, system_prompt)) for p in problems]
+    kept = [(p, ids) for p, ids in rendered if len(ids) <= max_prompt_tokens]
+    too_long = f"{len(rendered) - len(kept)} of {len(rendered)} prompts are longer than"
+    if not kept:
+        raise ValueError(f"{too_long} max_prompt_tokens={max_prompt_tokens}: raise it")
+    if len(kept) < len(rendered):
+        _say(f"{too_long} {max_prompt_tokens} tokens: dropped")
+    return [p for p, _ in kept], [ids for _, ids in kept]

@@ -1,0 +1,566 @@
+"""Problems are what they claim, splits never move, and a rendered prompt is the template's own."""
+
+import json
+import os
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+import datasets
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+import tasks
+from tasks import SYSTEM_PROMPT, TAGS, Problem, encode, load_task, opens_think, render
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+real_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DATA}")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path_factory):
+    """`datasets` keeps a copy of what it reads; not in the home of whoever runs the tests."""
+    cache = tmp_path_factory.getbasetemp() / "datasets"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+# ---- arithmetic ----------------------------------------------------------------------------------
+
+
+def test_sums_are_right_and_a_tenth_is_held_out_for_ever():
+    train, test = load_task("arithmetic", "train"), load_task("arithmetic", "test")
+    assert (len(train), len(test)) == (7290, 810)
+    assert len({p.prompt for p in train + test}) == 8100
+    for problem in train + test:
+        a, b = re.fullmatch(r"([1-9]\d)\+([1-9]\d)=", problem.prompt).groups()
+        assert problem.answer == str(int(a) + int(b))
+    # Written down: a split that moves would train a shipped policy on its own test.
+    assert [p.prompt for p in test[:5]] == ["10+20=", "10+25=", "10+39=", "10+62=", "10+84="]
+    assert max(Counter(p.prompt[:2] for p in test).values()) < 25  # 9 of each on average
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [
+        ("47+85=", "<think>7+5=12,4+8+1=13</think><answer>132</answer>"),
+        ("10+16=", "<think>0+6=6,1+1=2</think><answer>26</answer>"),
+        ("50+50=", "<think>0+0=0,5+5=10</think><answer>100</answer>"),
+    ],
+)
+def test_worked_solution(prompt, completion):
+    assert tasks.worked_solution(prompt) == completion
+
+
+def test_every_worked_solution_holds_what_it_says_and_fits():
+    for problem in load_task("arithmetic", "train") + load_task("arithmetic", "test"):
+        text = tasks.worked_solution(problem.prompt)
+        sums = re.findall(r"([\d+]+)=(\d+)", text)
+        assert len(sums) == 2
+        assert all(sum(map(int, left.split("+"))) == int(right) for left, right in sums)
+        assert text.endswith(f"</think><answer>{problem.answer}</answer>")
+        assert len(re.sub(r"</?\w+>", "T", text)) <= 22  # tokens, without the one that ends it
+        assert tasks.error_kind(problem.prompt, text) == "right"
+
+
+def test_the_careless_student_forgets_and_adds_carries_as_often_as_stated():
+    rng, seen, wrong_tags = random.Random(0), Counter(), 0
+    problems = load_task("arithmetic", "train")
+    for problem in problems:
+        text = tasks.careless_solution(problem.prompt, rng)
+        a1, a0, b1, b0 = map(int, problem.prompt.replace("+", "").removesuffix("="))
+        inner = f"{a1}+{b1}+1=" in text
+        high = a1 + b1 + inner
+        # Whatever the carries, the columns themselves are added correctly.
+        assert f"{a0}+{b0}={a0 + b0},{a1}+{b1}{'+1' * inner}={high}" in text
+        answer = re.search(r">(\d+)<", text)[1]
+        leading = len(answer) == 3
+        assert answer == "1" * leading + str(high % 10) + str((a0 + b0) % 10)
+        seen["inner", a0 + b0 >= 10, inner] += 1
+        seen["leading", high >= 10, leading] += 1
+        tags = re.findall(r"</?\w+>", text)
+        assert len(tags) == 4
+        assert sum(tag != right for tag, right in zip(tags, TAGS, strict=True)) <= 1
+        wrong_tags += tags != list(TAGS)
+    assert wrong_tags / len(problems) == pytest.approx(0.3, abs=0.02)
+    for place in ("inner", "leading"):
+        for due, added in ((True, 0.5), (False, 0.2)):
+            count = seen[place, due, True] + seen[place, due, False]
+            assert seen[place, due, True] / count == pytest.approx(added, abs=0.03)
+
+
+def test_the_careless_student_repeats_with_the_seed():
+    first, again, other = (
+        [tasks.careless_solution("47+85=", random.Random(seed + i)) for i in range(20)]
+        for seed in (0, 0, 100)
+    )
+    assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "kind"),
+    [
+        ("47+85=", "<think>7+5=12,4+8+1=13</think><answer>132</answer>\n", "right"),
+        ("47+85=", "<think>7+5=12,4+8=12</think><answer>122</answer>", "inner carry"),
+        ("10+16=", "<think>0+6=6,1+1+1=3</think><answer>36</answer>", "inner carry"),
+        # The first mistake counts, here also where the second one or the tags are wrong too.
+        ("47+85=", "<think>7+5=12,4+8=12</think><answer>22</answer>", "inner carry"),
+        ("47+85=", "<answer>7+5=12,4+8=12</think><answer>122</answer>", "inner carry"),
+        ("47+85=", "<think>7+5=12,4+8+1=13</think><answer>32</answer>", "leading carry"),
+        ("10+16=", "<think>0+6=6,1+1=2</think><answer>126</answer>", "leading carry"),
+        ("50+56=", "<think>0+6=6,5+5=10</think><answer>06</answer>", "leading carry"),
+        ("47+85=", "<think>7+5=13,4+8+1=13</think><answer>133</answer>", "column"),
+        ("47+85=", "<think>7+5=12,4+8+1=14</think><answer>142</answer>", "column"),
+        ("47+85=", "<think>7+6=13,4+8+1=13</think><answer>133</answer>", "column"),
+        ("47+85=", "<think>5+7=12,4+8+1=13</think><answer>132</answer>", "column"),
+        ("47+85=", "<think>7+5=12,4+8+1=13</think><answer>131</answer>", "column"),
+        ("47+85=", "<think>7+5=12,4+8+1=13<answer><answer>132</answer>", "form"),
+        ("47+85=", "<think>7+5=12,4+8+1=13</think><answer>132", "form"),
+        ("47+85=", "<think>7+5=12,4+8+1=13</think>", "form"),
+        ("47+85=", "132", "form"),
+        ("47+85=", "", "form"),
+        ("47+85=", "<think><answer></answer>", "form"),
+    ],
+)
+def test_error_kind(prompt, completion, kind):
+    assert tasks.error_kind(prompt, completion) == kind
+
+
+# ---- rows in the hub's schemas -------------------------------------------------------------------
+
+
+def gsm8k_row(question, answer="He pays 3*4=<<3*4=12>>12 dollars.\n#### 12"):
+    return {"question": question, "answer": answer}
+
+
+def chemistry_row(question, key="B", domain="Chemistry", kind="mcq-4-choices"):
+    choices = {"text": ["lead", "tin", "gold", "iron"], "label": ["A", "B", "C", "D"]}
+    instruction = {"default": "Please directly give the answer without any explanation."}
+    row = {"prompt": instruction, "question": question, "choices": choices, "answerKey": key}
+    return row | {"type": kind, "domain": domain, "details": {"level": "L1"}, "answer": ""}
+
+
+@pytest.mark.parametrize(
+    ("written", "gold"),
+    [
+        ("He pays 3*4=<<3*4=12>>12 dollars.\n#### 12", "12"),
+        ("#### 1,500", "1500"),
+        ("#### 1,234,567.5", "1234567.5"),
+        ("#### $2,000", "$2000"),
+        ("first #### 7, no:\n#### -8", "-8"),
+    ],
+)
+def test_the_gold_answer_of_gsm8k_is_what_follows_the_last_hashes(tmp_path, written, gold):
+    write(tmp_path / "train.jsonl", [gsm8k_row("How much?", written)])
+    assert load_task("gsm8k", "train", tmp_path) == [Problem("How much?", gold)]
+
+
+def test_one_folder_serves_several_tasks(tmp_path):
+    write(tmp_path / "gsm8k" / "test.jsonl", [gsm8k_row("q", "#### 3")])
+    write(tmp_path / "math500" / "test.jsonl", [{"problem": "p", "answer": "4"}])
+    assert load_task("gsm8k", "test", tmp_path) == [Problem("q", "3")]
+    assert load_task("math500", "test", str(tmp_path)) == [Problem("p", "4")]
+
+
+@pytest.mark.parametrize(
+    ("solution", "gold"),
+    [
+        (r"hence the odds are $\boxed{\frac{3}{8}}$ as claimed", r"\frac{3}{8}"),
+        (r"$\boxed{1}$, then $\boxed{\left\{1, \sqrt{2}\right\}}.$", r"\left\{1, \sqrt{2}\right\}"),
+        (r"so $15\frac{1}{2},$ or $\boxed{\frac{31}{2}}$ inches", r"\frac{31}{2}"),
+    ],
+)
+def test_the_gold_answer_of_math_is_the_last_balanced_box(tmp_path, solution, gold):
+    row = {"problem": "What?", "level": "Level 1", "type": "Algebra", "solution": solution}
+    write(tmp_path / "train.jsonl", [row])
+    assert load_task("math", "train", tmp_path) == [Problem("What?", gold)]
+
+
+def test_an_ungradable_gold_answer_is_dropped_and_said(tmp_path, capsys):
+    rows = [gsm8k_row("a"), gsm8k_row("b", "no hashes here"), gsm8k_row("c", "####  ")]
+    write(tmp_path / "train.jsonl", rows)
+    assert [p.prompt for p in load_task("gsm8k", "train", tmp_path)] == ["a"]
+    captured = capsys.readouterr()
+    assert "gsm8k train: 1 problems, 2 dropped (answer does not parse)\n" in captured.err
+    assert captured.out == ""
+
+
+def test_chemistry_shows_its_choices_and_asks_for_a_letter(tmp_path):
+    write(tmp_path / "any.jsonl", [chemistry_row("Which?"), chemistry_row("And which?", "D")])
+    both = load_task("sciknoweval", "train", tmp_path) + load_task("sciknoweval", "test", tmp_path)
+    prompts = {p.prompt: p.answer for p in both}
+    assert sorted(prompts.values()) == ["B", "D"]
+    (which,) = (prompt for prompt in prompts if prompt.startswith("Which?"))
+    assert "\n\nA) lead\nB) tin\nC) gold\nD) iron\n\n" in which
+    assert "letter" in which
+    assert "without any explanation" not in which  # it would forbid the thought
+
+
+def test_a_key_that_labels_no_choice_is_dropped_not_guessed(tmp_path, capsys):
+    rows = [chemistry_row(f"q{i}") for i in range(20)]
+    for row, key in zip(rows, ["E", "", "b", None], strict=False):
+        row["answerKey"] = key
+    write(tmp_path / "any.jsonl", rows)
+    kept = load_task("sciknoweval", "train", tmp_path) + load_task("sciknoweval", "test", tmp_path)
+    assert sorted(p.prompt.split("\n")[0] for p in kept) == sorted(f"q{i}" for i in range(4, 20))
+    dropped = re.findall(r"(\d+) dropped", capsys.readouterr().err)
+    assert sum(map(int, dropped)) == 4
+
+
+def test_the_chemistry_split_ignores_row_order_and_other_rows(tmp_path):
+    rows = [chemistry_row(f"question {i}") for i in range(200)]
+    twins = [chemistry_row(f"question {i}", "C") for i in range(0, 200, 2)]  # other keys, same text
+    for i, row in enumerate(twins):
+        row["choices"] = {"text": [f"{i}", "x", "y", "z"], "label": ["A", "B", "C", "D"]}
+    others = [chemistry_row(f"question {i}", domain="Physics") for i in range(300)]
+    others += [chemistry_row(f"open {i}", kind="open-ended-qa") for i in range(50)]
+    mixed = rows + twins + others
+    random.Random(1).shuffle(mixed)
+    write(tmp_path / "plain" / "rows.jsonl", rows + twins)
+    write(tmp_path / "mixed" / "a.jsonl", mixed[:300])
+    write(tmp_path / "mixed" / "b.jsonl", mixed[300:])
+    splits = {
+        (folder, split): load_task("sciknoweval", split, tmp_path / folder)
+        for folder in ("plain", "mixed")
+        for split in ("train", "test")
+    }
+    for split in ("train", "test"):
+        assert set(splits["plain", split]) == set(splits["mixed", split])
+    assert sum(len(splits["plain", split]) for split in ("train", "test")) == 300
+    questions = {
+        s: {p.prompt.split("\n")[0] for p in splits["plain", s]} for s in ("train", "test")
+    }
+    assert not questions["train"] & questions["test"]
+    assert len(questions["test"]) == 20
+
+
+# ---- own files -----------------------------------------------------------------------------------
+
+
+def test_an_own_file_holds_out_a_tenth_of_its_questions(tmp_path):
+    rows = [{"question": f"{i} + 1?", "answer": i + 1} for i in range(40)]
+    path = write(tmp_path / "sums.jsonl", rows + rows[:10])
+    train, test = load_task(str(path), "train"), load_task(str(path), "test")
+    assert len(train) + len(test) == 50
+    assert len({p.prompt for p in test}) == 4
+    assert not {p.prompt for p in train} & {p.prompt for p in test}
+    assert all(int(p.prompt.split()[0]) + 1 == int(p.answer) for p in train + test)
+    write(path, reversed(rows))
+    assert set(load_task(str(path), "test")) == set(test)
+
+
+def test_two_own_questions_are_enough(tmp_path):
+    path = write(tmp_path / "two.jsonl", [{"question": q, "answer": "1"} for q in "ab"])
+    assert [len(load_task(str(path), split)) for split in ("train", "test")] == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["", "train.jsonl", "test.jsonl"])
+def test_a_file_beside_it_is_the_other_split(tmp_path, name):
+    write(tmp_path / "train.jsonl", [{"question": f"q{i}", "answer": "1"} for i in range(20)])
+    write(tmp_path / "test.jsonl", [{"question": "held out", "answer": "2"}])
+    assert len(load_task(str(tmp_path / name), "train")) == 20
+    assert load_task(str(tmp_path / name), "test") == [Problem("held out", "2")]
+
+
+def test_a_file_of_another_name_stands_alone(tmp_path):
+    write(tmp_path / "test.jsonl", [{"question": "held out", "answer": "2"}])
+    path = write(tmp_path / "sums.jsonl", [{"question": q, "answer": "1"} for q in "ab"])
+    problems = load_task(str(path), "train") + load_task(str(path), "test")
+    assert sorted(p.prompt for p in problems) == ["a", "b"]
+
+
+def test_own_answers_are_read_as_they_are_written(tmp_path):
+    answers = {"1999-12-31": "1999-12-31", " 3/4 ": "3/4", "so 2\n#### 1,000": "1000", 7: "7"}
+    answers |= {"(1,200)": "(1,200)", 0.5: "0.5"}
+    rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate(answers)]
+    write(tmp_path / "train.jsonl", rows)
+    write(tmp_path / "test.jsonl", rows[:1])
+    problems = load_task(str(tmp_path), "train")
+    assert [p.answer for p in problems] == list(answers.values())
+
+
+# ---- one clear error -----------------------------------------------------------------------------
+
+GOOD = '{"question": "q", "answer": "1"}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD + "\n" + "not json\n", "line 3 is not a JSON object"),
+        (GOOD + GOOD[:-5], "line 2 is not a JSON object"),
+        (GOOD + "[1, 2]\n", "line 2 is not a JSON object"),
+        (b"PAR1\x15\x04\xff\xfe\x00\n", "line 1 is not a JSON object"),
+        ("", "is empty"),
+        ("\n \n", "is empty"),
+        (GOOD + '{"question": "q2"}\n', "row 2: the field 'answer'"),
+        ('{"prompt": "q", "answer": "1"}\n', "row 1: the field 'question'"),
+        (GOOD + '{"question": "q", "answer": ["1"]}\n', "row 2: the field 'answer'"),
+        ('{"question": "q", "answer": ""}\n' * 3, "none of .* can be graded"),
+        (GOOD, "none of 0 train problems"),  # one question, and that one is held out
+    ],
+)
+def test_a_bad_own_file_is_one_clear_line(tmp_path, text, message):
+    path = tmp_path / "own.jsonl"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=message) as caught:
+        load_task(str(path), "train")
+    assert "own.jsonl" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD + "not json\n", "train.jsonl, line 2 is not a JSON object"),
+        ("", "train.jsonl is empty"),
+        ('{"problem": "q", "answer": "1"}\n', "row 1: the field 'question'.*problem"),
+        (GOOD, "none of 1 train problems can be graded"),
+    ],
+)
+def test_bad_data_of_a_named_task_is_one_clear_line(tmp_path, text, message):
+    (tmp_path / "train.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_task("gsm8k", "train", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "source", "message"),
+    [
+        ("gsm9k", "train", None, "unknown task 'gsm9k'.*arithmetic, gsm8k, math, math500"),
+        ("gsm8k", "validation", None, "unknown split 'validation'"),
+        ("nowhere/own.jsonl", "train", None, "nowhere/own.jsonl: No such file"),
+        ("gsm8k", "train", "nowhere", "no train.jsonl in the folder nowhere"),
+        ("sciknoweval", "train", "nowhere", r"no \*.jsonl in the folder nowhere"),
+        ("math500", "train", None, "train on math"),
+        ("arithmetic", "train", "nowhere", "arithmetic reads no data"),
+    ],
+)
+def test_a_wrong_request_is_one_clear_line(name, split, source, message):
+    with pytest.raises(ValueError, match=message):
+        load_task(name, split, source)
+
+
+def test_rows_that_choices_do_not_fit_are_named(tmp_path):
+    row = chemistry_row("Which?")
+    row["choices"]["label"] = ["A", "B"]
+    write(tmp_path / "any.jsonl", [row])
+    with pytest.raises(ValueError, match="sciknoweval, train row 1"):
+        load_task("sciknoweval", "train", tmp_path)
+
+
+# ---- the hub -------------------------------------------------------------------------------------
+
+
+def test_an_unreachable_hub_says_what_to_do(monkeypatch):
+    def unreachable(*_, **__):
+        raise ConnectionError("Couldn't reach the dataset\non the hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(ValueError, match=r"openai/gsm8k.*--data") as caught:
+        load_task("gsm8k", "train")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_asked_of_the_hub(monkeypatch):
+    asked = []
+
+    def stand_in(hub, configuration, split):
+        asked.append((hub, configuration, split))
+        rows = {
+            "openai/gsm8k": gsm8k_row("q"),
+            "EleutherAI/hendrycks_math": {"problem": "q", "solution": r"$\boxed{2}$"},
+            "HuggingFaceH4/MATH-500": {"problem": "q", "answer": "2", "solution": ""},
+            "hicai-zju/SciKnowEval": chemistry_row("q"),
+        }
+        others = [chemistry_row(f"{i}") for i in range(19)] if "Sci" in hub else []
+        return datasets.Dataset.from_list([rows[hub], *others])
+
+    monkeypatch.setattr(datasets, "load_dataset", stand_in)
+    assert load_task("gsm8k", "train") == [Problem("q", "12")]
+    assert load_task("math500", "test") == [Problem("q", "2")]
+    assert len(load_task("sciknoweval", "train")) == 18
+    assert len(load_task("sciknoweval", "test")) == 2
+    assert asked == [
+        ("openai/gsm8k", "main", "train"),
+        ("HuggingFaceH4/MATH-500", None, "test"),
+        ("hicai-zju/SciKnowEval", None, "test"),  # all it has: both splits are made from it
+        ("hicai-zju/SciKnowEval", None, "test"),
+    ]
+    asked.clear()
+    assert len(load_task("math", "train")) == 7  # one of each subject
+    assert {split for _, _, split in asked} == {"train"}
+    subjects = "algebra counting_and_probability geometry intermediate_algebra number_theory"
+    assert [c for _, c, _ in asked] == [*subjects.split(), "prealgebra", "precalculus"]
+
+
+# ---- real rows -----------------------------------------------------------------------------------
+
+
+@real_data
+def test_all_of_gsm8k_loads(capsys):
+    for split, count in (("train", 7473), ("test", 1319)):
+        problems = load_task("gsm8k", split, DATA / "gsm8k")
+        assert f"gsm8k {split}: {count} problems, 0 dropped" in capsys.readouterr().err
+        assert len(problems) == count
+        assert all(re.fullmatch(r"-?\d+(\.\d+)?", p.answer) for p in problems)
+
+
+@real_data
+def test_all_of_math500_loads_and_its_solutions_end_in_the_same_answers(tmp_path):
+    problems = load_task("math500", "test", DATA)  # in the subfolder of the task's name
+    assert len(problems) == 500
+    lines = (DATA / "math500" / "test.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    stand_in = [
+        {"problem": r["problem"], "level": "", "type": "", "solution": r["solution"]} for r in rows
+    ]
+    write(tmp_path / "test.jsonl", stand_in)
+    from_boxes = load_task("math", "test", tmp_path)
+    assert [p.prompt for p in from_boxes] == [p.prompt for p in problems]
+    pairs = zip(from_boxes, problems, strict=True)
+    assert [(a.answer, b.answer) for a, b in pairs if a.answer != b.answer] == []
+
+
+@real_data
+def test_all_of_chemistry_loads_and_no_question_is_on_both_sides():
+    splits = {s: load_task("sciknoweval", s, DATA / "sciknoweval") for s in ("train", "test")}
+    assert {s: len(problems) for s, problems in splits.items()} == {"train": 5645, "test": 618}
+    both = splits["train"] + splits["test"]
+    assert {p.answer for p in both} == set("ABCD")
+    questions = {s: {p.prompt.split("\n\nA) ")[0] for p in splits[s]} for s in splits}
+    assert len(questions["train"]) + len(questions["test"]) == 6170
+    assert not questions["train"] & questions["test"]
+
+
+# ---- rendering -----------------------------------------------------------------------------------
+
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}" + CHAT
+)
+
+
+def chat_tokenizer(template=CHAT, bos="<bos>"):
+    """One token per byte, and a tokenizer call that adds a BOS of its own, as Llama's does."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<bos>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
+    core = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(special)
+    if bos:
+        core.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, core.token_to_id(bos))]
+        )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token=bos, eos_token="<|end|>")
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def test_a_prompt_is_what_the_chat_template_makes_of_it():
+    tokenizer = chat_tokenizer()
+    ids = render(tokenizer, "What is 6*7?")
+    messages = [
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": "What is 6*7?"},
+    ]
+    own = tokenizer.apply_chat_template(
+        messages, tokenize=True, add_generation_prompt=True, return_dict=False
+    )
+    assert ids == own
+    assert type(ids) is list
+    assert all(type(i) is int for i in ids)
+    assert ids.count(tokenizer.bos_token_id) == 1
+    assert ids[0] == tokenizer.bos_token_id
+    text = tokenizer.decode(ids)
+    assert text == (
+        f"<bos><|system|>{SYSTEM_PROMPT}<|end|><|user|>What is 6*7?<|end|><|assistant|>"
+    )
+    # The trap itself: the rendered text, tokenised again, has two.
+    assert tokenizer(text)["input_ids"].count(tokenizer.bos_token_id) == 2
+
+
+def test_the_system_prompt_shows_every_tag_once_and_in_order():
+    assert re.findall(r"</?\w+>", SYSTEM_PROMPT) == list(TAGS)
+
+
+def test_a_template_without_bos_gets_none():
+    template = CHAT.removeprefix("{{ bos_token }}")
+    ids = render(chat_tokenizer(template), "6*7?")
+    assert chat_tokenizer().bos_token_id not in ids
+
+
+def test_a_template_that_rejects_the_system_role_gets_it_from_the_user():
+    tokenizer = chat_tokenizer(NO_SYSTEM)
+    text = tokenizer.decode(render(tokenizer, "What is 6*7?"))
+    assert text == (f"<bos><|user|>{SYSTEM_PROMPT}\n\nWhat is 6*7?<|end|><|assistant|>")
+
+
+@pytest.mark.parametrize("bos", ["<bos>", None])
+def test_a_base_model_gets_the_plain_template(bos):
+    tokenizer = chat_tokenizer(template=None, bos=bos)
+    ids = render(tokenizer, "What is {6}*7?")
+    text = tokenizer.decode(ids)
+    assert ids.count(tokenizer.convert_tokens_to_ids("<bos>")) == (1 if bos else 0)
+    assert text.startswith((bos or "") + SYSTEM_PROMPT)
+    assert text.endswith("What is {6}*7?\n\nSolution:")
+
+
+@pytest.mark.parametrize(
+    ("ending", "opens"),
+    [
+        ("", False),
+        ("<think>", True),
+        ("<think>\n", True),
+        ("<think>\n\n</think>\n\n", False),  # thinking switched off
+    ],
+)
+def test_an_open_thought_is_seen_in_the_prompt(ending, opens):
+    tokenizer = chat_tokenizer(CHAT.replace("<|assistant|>", "<|assistant|>" + ending))
+    assert opens_think(tokenizer, render(tokenizer, "Write <think>")) is opens
+
+
+def test_a_long_prompt_is_dropped_and_said_and_never_cut(capsys):
+    tokenizer = chat_tokenizer()
+    problems = [Problem(f"{i}" + "x" * (i % 3), str(i)) for i in range(10, 40)]
+    lengths = [len(render(tokenizer, p.prompt)) for p in problems]
+    limit = min(lengths) + 1
+    kept, ids = encode(problems, tokenizer, max_prompt_tokens=limit)
+    assert kept == [p for p, length in zip(problems, lengths, strict=True) if length <= limit]
+    assert 0 < len(kept) < 30
+    assert ids == [render(tokenizer, p.prompt) for p in kept]  # exactly at the limit is kept
+    assert max(map(len, ids)) == limit
+    assert capsys.readouterr().err == f"10 of 30 prompts are longer than {limit} tokens: dropped\n"
+    assert len(encode(problems, tokenizer, max_prompt_tokens=max(lengths))[0]) == 30
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ValueError, match="30 of 30 prompts are longer than max_prompt_tokens=5"):
+        encode(problems, tokenizer, max_prompt_tokens=5)
+
+
+@pytest.mark.skipif(
+    not os.environ.get("SMOLLM2"), reason="SMOLLM2 does not name a SmolLM2 model folder"
+)
+@real_data
+def test_smollm2_sees_gsm8k_through_its_own_template():
+    tokenizer = AutoTokenizer.from_pretrained(os.environ["SMOLLM2"])
+    problems = load_task("gsm8k", "test", DATA)
+    kept, prompt_ids = encode(problems, tokenizer)
+    assert kept == problems
+    assert tokenizer.decode(prompt_ids[0]) == (
+        f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n"
+        f"<|im_start|>user\n{problems[0].prompt}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert not opens_think(tokenizer, prompt_ids[0])
