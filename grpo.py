@@ -126,8 +126,8 @@ def loss_normalizer(mask: torch.Tensor, loss_type: str, max_completion_length: i
     """What the update's summed loss is divided by, counted once over the *whole* update.
 
     Args:
-        mask: [B, T], true on completion tokens, of all kept rollouts of the update, groups without signal
-            included: they are part of the mean, their own terms are 0.
+        mask: [B, T], true on completion tokens, of all kept rollouts of the update, groups without
+            signal included: they are part of the mean, their own terms are 0.
         loss_type: one of `LOSS_TYPES`.
         max_completion_length: the tokens a completion may have at most; used by "dr_grpo" alone.
     """

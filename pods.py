@@ -7,12 +7,12 @@
 Copy this file into your own trainer; it needs torch and nothing else. Generate n rollouts a prompt,
 score them all, and pay for the policy update only on the m that the rule returns. Advantages are
 computed afterwards, on the kept m alone (Xu, Savani, Fang, Kolter: "Not All Rollouts are Useful:
-Down-Sampling Rollouts in LLM Reinforcement Learning", arXiv 2504.13818, sections 3 and A).
+Down-Sampling Rollouts in LLM Reinforcement Learning", arXiv 2504.13818).
 
 Legend: P prompts, n rollouts a prompt, m kept. A *group* is the n rollouts of one prompt, one row
 of the last axis. Selection never looks across groups, so processes need not talk to each other.
 
-**Lemma (paper, section 3.2).** For m >= 2, every subset S of size m with the largest variance
+**Lemma (paper, section 3).** For m >= 2, every subset S of size m with the largest variance
 consists of the k lowest and the m - k highest rewards of its group, for some k (up to swaps of
 equal rewards).
 
@@ -97,7 +97,7 @@ def max_reward(rewards: torch.Tensor, m: int) -> torch.Tensor:
     """The m highest rewards, lowest index first among equals. Arguments and errors: `max_variance`.
 
     It keeps no failures, so the policy hears only "more of this": 67.3% on GSM8K where max-variance
-    reaches 82.6% (paper, section 4 and figure on down-sampling rules).
+    reaches 82.6% (the paper's comparison of the rules).
     """
     rewards, m = _check(rewards, m)
     order = rewards.sort(dim=-1, descending=True, stable=True).indices  # [..., n]

@@ -24,6 +24,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -32,7 +33,8 @@ import tasks
 TINY_POLICY = Path(__file__).parent / "tiny_policy"
 EOS, UNKNOWN = "<eos>", "<unknown>"
 VOCABULARY = [*"0123456789", "+", "=", ",", *tasks.TAGS, EOS, UNKNOWN]  # V = 19
-MAX_NEW_TOKENS = 23  # the longest completion: both column sums and the answer at full length, EOS
+MAX_TOKENS = 32  # 6 of the prompt, at most 23 of a well-formed completion, and room for a slip
+SEED = 2  # of the shipped policy; seeds 0 to 3 all pass the gate
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -47,7 +49,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         pad_token=EOS,
         unk_token=UNKNOWN,
         padding_side="left",
-        model_max_length=64,
+        model_max_length=MAX_TOKENS,
         chat_template="{{ messages[-1]['content'] }}",
     )
 
@@ -64,7 +66,7 @@ def make_model(seed: int) -> Qwen2ForCausalLM:
             num_attention_heads=4,
             num_key_value_heads=1,
             intermediate_size=256,
-            max_position_embeddings=64,
+            max_position_embeddings=MAX_TOKENS,
             tie_word_embeddings=True,
             # The usual 0.02 is made for wide models; at this width it learns the sums far later.
             initializer_range=0.08,
@@ -75,7 +77,7 @@ def make_model(seed: int) -> Qwen2ForCausalLM:
     )
 
 
-def warm_start(seed: int = 0, steps: int = 600, batch: int = 64) -> Qwen2ForCausalLM:
+def warm_start(seed: int = SEED, steps: int = 600, batch: int = 64) -> Qwen2ForCausalLM:
     """Imitate the careless student on training sums only: `steps` batches of fresh demonstrations.
 
     Args:
@@ -122,7 +124,7 @@ def error_breakdown(
         temperature=1.0,
         top_k=0,
         top_p=1.0,
-        max_new_tokens=MAX_NEW_TOKENS,
+        max_length=MAX_TOKENS,
     )
     texts = tokenizer.batch_decode(tokens[:, len(prompts[0]) :], skip_special_tokens=True)
     kinds = Counter(tasks.error_kind(prompt, text) for prompt, text in zip(prompts, texts))
@@ -143,8 +145,9 @@ def check_gate(breakdown: dict[str, float]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=TINY_POLICY, help="folder to write")
-    parser.add_argument("--seed", type=int, default=0, help="weights and demonstrations")
+    parser.add_argument("--seed", type=int, default=SEED, help="weights and demonstrations")
     arguments = parser.parse_args()
+    transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)  # faster than two at this size, and the same sums in the same order
     model = warm_start(arguments.seed)
     breakdown = error_breakdown(model)

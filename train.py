@@ -1,0 +1,841 @@
+"""Train a policy with PODS: generate n rollouts a prompt, score all, select m, update on those.
+
+    python train.py --n 64 --m 16                 # the embedded default: learns to carry, 1 minute
+    python train.py --n 16 --m 16                 # vanilla GRPO
+    python train.py --n 64 --m 64                 # GRPO-GA: all rollouts, by gradient accumulation
+    python train.py --task gsm8k --model Qwen/Qwen2.5-3B-Instruct --n 64 --m 16 ...
+    python train.py --resume --out runs/...       # go on where a run was stopped or killed
+    python train.py --eval-only --model DIR --task gsm8k --eval-samples 8
+
+The loop is `train`, one screen below the configuration; each phase of the paper's algorithm is one
+line of it. The baselines are settings of the same loop, not other code.
+
+Everything random is a function of (seed, step): the prompts, the rollouts, the random rule. A run
+that is resumed needs no generator state to repeat exactly what the uninterrupted one did.
+
+Legend: P prompts, n rollouts a prompt, m kept, B = P*m sequences, L prompt and T completion tokens.
+Left out: schedules other than warm-up then constant (the paper's), and everything that an option
+nobody used would add.
+"""
+
+import argparse
+import copy
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import pickle
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+import transformers
+from torch import nn
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import tasks
+from grpo import (
+    LOSS_TYPES,
+    group_advantages,
+    grpo_loss,
+    has_signal,
+    loss_normalizer,
+    token_log_probs,
+)
+from pods import RULES, down_sample
+from rewards import DEFAULT_WEIGHTS, score
+from rollouts import Rollouts, TorchSampler
+from tiny import TINY_POLICY
+
+PHASES = ("generate", "score", "select", "update", "sync")
+REWARD_PARTS = tuple(DEFAULT_WEIGHTS)
+DEFAULT_STEPS = 200
+
+
+class InputError(ValueError):
+    """Something the user can mend; shown as one line, exit code 2."""
+
+
+# ---- configuration -------------------------------------------------------------------------------
+
+
+def option(default, meaning: str, choices=None):
+    """A field of `Config`: its default, its meaning and when to change it, its allowed values."""
+    metadata = {"help": meaning, "choices": choices}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass
+class Config:
+    """One line a setting; the command line is made from it, and `config.json` records it."""
+
+    n: int = option(64, "rollouts generated for each prompt; raise while generation is cheap")
+    m: int = option(16, "rollouts of each prompt that are trained on; m = n is plain GRPO")
+    rule: str = option("max_variance", "which m of the n are kept", tuple(RULES))
+
+    task: str = option("arithmetic", "task name, or a JSONL file of question and answer")
+    eval_task: tuple[str, ...] = option((), "tasks to evaluate on; default: the task's test split")
+    data: str | None = option(
+        None, "folder with train.jsonl, test.jsonl to read instead of the hub"
+    )
+    model: str = option(
+        "tiny_policy", "model folder or hub name; default: the embedded tiny policy"
+    )
+    sampler: str = option("torch", "what generates the rollouts", ("torch",))
+    reward_weights: tuple[float, float, float] = option(
+        (1.0, 0.1, 0.1), "weights of accuracy, format and tag count; selection sees their sum"
+    )
+
+    prompts_per_step: int = option(4, "P, prompts a step; more make the gradient less noisy")
+    temperature: float = option(1.0, "of sampling, for training and evaluation alike")
+    max_prompt_tokens: int = option(512, "longer prompts are dropped")
+    max_new_tokens: int | None = option(
+        None, "longest completion; default: 512, or what the model's positions leave"
+    )
+
+    loss_type: str = option("dapo", "how tokens are averaged, see grpo.py", LOSS_TYPES)
+    epochs: int = option(1, "optimiser steps on each batch of kept rollouts")
+    clip: float = option(0.2, "clip range of the probability ratio; acts from the second epoch on")
+    beta: float = option(0.0, "weight of the KL to the initial policy; 0 needs no reference model")
+    micro_batch: int = option(64, "sequences a forward and backward pass; lower to save memory")
+    lr: float = option(3e-4, "AdamW's learning rate after the warm-up; 5e-6 for a 3B model")
+    warmup_steps: int = option(5, "steps over which the learning rate rises to --lr")
+    adam_beta2: float = option(0.95, "decay of AdamW's second moment")
+    weight_decay: float = option(0.0, "AdamW's decoupled weight decay")
+    max_grad_norm: float = option(1.0, "the gradient is scaled down to this norm")
+
+    steps: int | None = option(
+        None, f"stop after this many steps; default: {DEFAULT_STEPS} unless --minutes is given"
+    )
+    minutes: float | None = option(None, "stop after this much training time, evaluation excluded")
+    seed: int = option(0, "of prompts, rollouts and the random rule")
+    eval_every: int = option(10, "steps between evaluations; 0: only before and after")
+    eval_problems: int = option(1024, "held-out problems an evaluation uses; 0: all")
+    eval_samples: int = option(1, "completions for each of them; 8 gives pass@8")
+    save_every: int = option(20, "steps between checkpoints; what a killed run loses at most")
+    threads: int | None = option(
+        None, "CPU threads; default: 1 for models below 10M parameters, else torch's choice"
+    )
+
+
+def check(config: Config) -> None:
+    """Raise InputError for settings that cannot work, naming the numbers and the flags."""
+    if config.m < 2:
+        raise InputError(f"--m {config.m} is too small: one rollout has no variance, use 2 or more")
+    if config.m > config.n:
+        raise InputError(f"--m {config.m} is larger than --n {config.n}: lower --m or raise --n")
+    at_least = {
+        1: (
+            *("prompts_per_step", "epochs", "micro_batch", "steps", "save_every", "eval_samples"),
+            *("max_new_tokens", "max_prompt_tokens", "threads"),
+        ),
+        0: ("warmup_steps", "eval_every", "eval_problems", "beta", "weight_decay", "clip"),
+    }
+    for bound, names in at_least.items():
+        for name in names:
+            value = getattr(config, name)
+            if value is not None and not value >= bound:
+                raise InputError(f"{flag(name)} {value}: must be {bound} or more")
+    for name in ("temperature", "lr", "max_grad_norm", "minutes"):
+        value = getattr(config, name)
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(f"{flag(name)} {value}: must be a number above 0")
+    if not 0 <= config.adam_beta2 < 1:
+        raise InputError(f"--adam-beta2 {config.adam_beta2}: must be in [0, 1)")
+    weights = config.reward_weights
+    if len(weights) != 3 or not all(map(math.isfinite, weights)) or not any(weights):
+        raise InputError(
+            "--reward-weights: need three numbers, not all 0: " + ", ".join(REWARD_PARTS)
+        )
+
+
+def flag(name: str) -> str:
+    """The command line's spelling of a field's name."""
+    return "--" + name.replace("_", "-")
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a wrong flag in one line, without the pages of usage."""
+
+    def error(self, message: str) -> None:
+        self.exit(2, f"train.py: {message} (--help lists the flags)\n")
+
+
+def parse(argv: list[str] | None) -> tuple[Config, argparse.Namespace]:
+    """The configuration, and the three flags that are not part of it: out, resume, eval_only."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for field in dataclasses.fields(Config):
+        kind = str(field.type)  # "<class 'int'>", "int | None", "tuple[float, ...]"
+        shown = "" if field.default in (None, ()) else f" (default: {field.default})"
+        parser.add_argument(
+            flag(field.name),
+            type=next(type_ for type_ in (int, float, str) if type_.__name__ in kind),
+            nargs="+" if kind.startswith("tuple") else None,
+            choices=field.metadata["choices"],
+            default=argparse.SUPPRESS,
+            help=field.metadata["help"].replace("%", "%%") + shown,
+        )
+    parser.add_argument("--out", type=Path, help="folder of the run (default: runs/ and the time)")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    parser.add_argument("--eval-only", action="store_true", help="only evaluate --model on --task")
+    given = vars(parser.parse_args(argv))
+    command = argparse.Namespace(**{key: given.pop(key) for key in ("out", "resume", "eval_only")})
+    given = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
+    }
+    if command.resume:
+        given = resumed_settings(command.out, given)
+    config = Config(**given)
+    if config.steps is None and config.minutes is None:
+        config.steps = DEFAULT_STEPS
+    check(config)
+    return config, command
+
+
+def resumed_settings(out: Path | None, given: dict) -> dict:
+    """The settings of the run in `out`; only how long it runs may be given anew."""
+    if out is None:
+        raise InputError("--resume needs --out, the folder of the run to go on with")
+    try:
+        stored = json.loads((out / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"--resume: {out} holds no run, its config.json is not there") from error
+    stored = {
+        field.name: stored.get(field.name, field.default) for field in dataclasses.fields(Config)
+    }
+    stored = {k: tuple(value) if isinstance(value, list) else value for k, value in stored.items()}
+    for name, value in given.items():
+        if name not in ("steps", "minutes") and value != stored[name]:
+            raise InputError(
+                f"{flag(name)} {value} differs from the run's {stored[name]}: a resumed run keeps "
+                "its settings, only --steps and --minutes may change"
+            )
+    if "steps" in given or "minutes" in given:
+        stored |= {"steps": None, "minutes": None}
+    return stored | given
+
+
+# ---- the loop ------------------------------------------------------------------------------------
+
+
+def train(config: Config, out: Path, resume: bool = False) -> list[dict]:
+    """Run PODS, write everything to `out`, return the rows of `metrics.jsonl`.
+
+    Raises:
+        InputError: the model, the data or `out` cannot be used.
+    """
+    run = Run(config, out, resume)
+    weights = dict(zip(REWARD_PARTS, config.reward_weights))
+    P, n, m = config.prompts_per_step, config.n, config.m
+
+    for step in run.steps():
+        problems, prompt_ids = run.prompts(step)  # P problems, P lists of token ids
+        with run.clock("generate"):
+            seed = derived_seed(config.seed, "rollouts", step)
+            rollouts = run.sampler.generate(
+                prompt_ids, n, run.max_new_tokens, config.temperature, seed
+            )  # [P, n, T]
+        with run.clock("score"):
+            completions = [text for group in rollouts.texts for text in group]
+            answers = [problem.answer for problem in problems for _ in range(n)]
+            parts = score(completions, answers, weights, run.opens_think)
+            rewards = torch.tensor(parts["total"], dtype=torch.float64).view(P, n)  # [P, n]
+        with run.clock("select"):
+            # Each group is decided by its own rewards alone, so processes need not communicate.
+            generator = torch.Generator().manual_seed(derived_seed(config.seed, "rule", step))
+            keep = down_sample(rewards, m, config.rule, generator)  # [P, m]
+            kept, kept_rewards = rollouts.select(keep), rewards.gather(-1, keep)  # [P, m]
+            # Normalised once, on the kept rewards: the mean of all n is not their zero.
+            advantages = group_advantages(kept_rewards)  # [P, m]
+        with run.clock("update"):
+            for group in run.optimizer.param_groups:
+                group["lr"] = config.lr * min(1.0, step / max(1, config.warmup_steps))
+            stats = update(run, kept, advantages)
+        with run.clock("sync"):
+            run.sampler.sync(run.model)
+
+        stats |= {
+            "reward": rewards.mean().item(),  # of all n: how good the policy is
+            "reward_kept": kept_rewards.mean().item(),  # of the kept m: pulled towards the middle
+            "reward_std": rewards.std(-1).mean().item(),
+            "accuracy": sum(parts["accuracy"]) / len(completions),
+            "completion_length": rollouts.mask.sum(-1).double().mean().item(),
+            "truncated": 1 - rollouts.finished.double().mean().item(),
+            "groups_without_signal": int((~has_signal(kept_rewards)).sum()),
+        }
+        run.record(stats, examples(step, problems, rollouts, parts, keep))
+    return run.finish()
+
+
+def update(run: "Run", kept: Rollouts, advantages: torch.Tensor) -> dict[str, float]:
+    """One batch's optimiser steps (`epochs` of them) on the kept rollouts, in micro-batches.
+
+    Rollouts whose advantage is 0, above all groups without signal, have no gradient and are not
+    computed, but they stay in the normaliser: the gradient is the paper's, only cheaper. (A KL term
+    gives them a gradient, so with one they are computed.) If nothing is left, no step is made.
+
+    Args:
+        run: model, optimizer, reference and config are used.
+        kept: m rollouts of each of P prompts.
+        advantages: [P, m].
+
+    Returns:
+        `loss` of the last epoch, `grad_norm` before clipping, `skipped` (1: no optimiser step).
+    """
+    config, model = run.config, run.model
+    input_ids, attention_mask = kept.sequences()  # [B, L+T]
+    mask = kept.mask.flatten(0, 1)  # [B, T]
+    advantages = advantages.to(mask.device).flatten()  # [B]
+    L = kept.prompt_ids.shape[1]
+    normalizer = loss_normalizer(mask, config.loss_type, run.max_new_tokens)
+    rows = torch.arange(len(mask), device=mask.device)
+    if config.beta == 0:
+        rows = rows[advantages != 0]
+    batches = rows.split(config.micro_batch) if len(rows) else ()
+
+    def log_probs(policy: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        T = int(mask[batch].sum(-1).max())  # no need to compute what all of them have as padding
+        inputs = (input_ids[batch, : L + T], attention_mask[batch, : L + T])
+        return token_log_probs(policy, *inputs, T, config.temperature)  # [micro-batch, T]
+
+    # The ratio's denominator belongs to the policy that generated: fixed before the first step. With
+    # a single step it is the policy of this very forward pass, which need not be done twice.
+    old = {}
+    if config.epochs > 1:
+        with torch.no_grad():
+            old = {i: log_probs(model, batch) for i, batch in enumerate(batches)}
+
+    stats = {"loss": 0.0, "grad_norm": 0.0, "skipped": 0 if len(rows) else 1}
+    for _ in range(config.epochs if len(rows) else 0):
+        run.optimizer.zero_grad()
+        loss_sum = 0.0
+        for i, batch in enumerate(batches):
+            current, reference = log_probs(model, batch), None
+            if config.beta > 0:
+                with torch.no_grad():
+                    reference = log_probs(run.reference, batch)
+            loss = grpo_loss(
+                current,
+                old.get(i, current.detach()),
+                advantages[batch],
+                mask[batch, : current.shape[1]],
+                loss_type=config.loss_type,
+                normalizer=normalizer,
+                clip=config.clip,
+                beta=config.beta,
+                ref_log_probs=reference,
+            )
+            loss.backward()
+            loss_sum += loss.item()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm).item()
+        stats |= {"loss": loss_sum, "grad_norm": norm}
+        if not math.isfinite(norm):  # one step along it would leave no weight finite
+            return stats | {"skipped": 1}
+        run.optimizer.step()
+    return stats
+
+
+def examples(
+    step: int,
+    problems: Sequence[tasks.Problem],
+    rollouts: Rollouts,
+    parts: dict,
+    keep: torch.Tensor,
+) -> list[dict]:
+    """A few rollouts of the step's first prompt, to read: kept ones, and ones that were not."""
+    n = rollouts.mask.shape[1]
+    kept = set(keep[0].tolist())
+    shown = sorted(kept)[:1] + sorted(kept)[-1:] + [i for i in range(n) if i not in kept][:2]
+    return [
+        {"step": step, "prompt": problems[0].prompt, "answer": problems[0].answer}
+        | {"completion": rollouts.texts[0][i], "finished": bool(rollouts.finished[0, i])}
+        | {name: values[i] for name, values in parts.items()}
+        | {"kept": i in kept}
+        for i in shown
+    ]
+
+
+# ---- evaluation ----------------------------------------------------------------------------------
+
+
+def evaluate(run: "Run", data: "Data") -> dict[str, float]:
+    """Accuracy by sampling at the training temperature, `eval_samples` completions a problem.
+
+    Returns:
+        `accuracy` (mean over all completions) with `accuracy_se` (its standard error: the spread of
+        the problems' own means over the root of their number, so that repeats of one problem do not
+        count as new evidence); `pass@k` for k = 1, 4, 8 up to eval_samples; `format`; `truncated`
+        (share without EOS); `completion_length` in tokens; `problems`, `samples`.
+    """
+    config, problems, k = run.config, data.problems, run.config.eval_samples
+    at_once = max(1, 512 // k)  # prompts a call, so that the memory of a call stays bounded
+    parts = {name: [] for name in REWARD_PARTS}
+    finished, lengths = [], []
+    for start in range(0, len(problems), at_once):
+        chunk = slice(start, start + at_once)
+        seed = derived_seed(config.seed, "evaluation", start)
+        rollouts = run.sampler.generate(
+            data.prompt_ids[chunk], k, run.max_new_tokens, config.temperature, seed
+        )  # [P, k, T]
+        completions = [text for group in rollouts.texts for text in group]
+        answers = [problem.answer for problem in problems[chunk] for _ in range(k)]
+        scores = score(completions, answers, opens_think=run.opens_think)
+        for name in REWARD_PARTS:
+            parts[name] += scores[name]
+        finished += rollouts.finished.flatten().tolist()
+        lengths += rollouts.mask.sum(-1).flatten().tolist()
+    correct = torch.tensor(parts["accuracy"], dtype=torch.float64).view(-1, k)  # [problems, k]
+    means = correct.mean(-1)
+    result = {"accuracy": means.mean().item()}
+    result["accuracy_se"] = means.std().item() / math.sqrt(len(means)) if len(means) > 1 else 0.0
+    for tries in (1, 4, 8):
+        if tries <= k:
+            right = correct.sum(-1).int().tolist()
+            result[f"pass@{tries}"] = sum(pass_at_k(k, c, tries) for c in right) / len(right)
+    return result | {
+        "format": sum(parts["format"]) / len(lengths),
+        "truncated": 1 - sum(finished) / len(lengths),
+        "completion_length": sum(lengths) / len(lengths),
+        "problems": len(problems),
+        "samples": k,
+    }
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """Chance that k of the samples, drawn without replacement, hold a correct one.
+
+    The unbiased estimator 1 - C(samples - correct, k) / C(samples, k) (arXiv 2107.03374).
+    """
+    return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+# ---- what a run holds ----------------------------------------------------------------------------
+
+
+def derived_seed(*parts: object) -> int:
+    """A seed that depends on all its parts, the same in every process and Python version."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:7], "big")
+
+
+@lru_cache(maxsize=2)
+def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
+    """The order of the training problems in one pass over them; each pass has its own."""
+    order = list(range(count))
+    random.Random(derived_seed(seed, "order", epoch)).shuffle(order)
+    return order
+
+
+def load_model(name: str) -> tuple[nn.Module, transformers.PreTrainedTokenizerBase]:
+    """Model (float32) and tokenizer from a folder or the hub, or InputError."""
+    path = str(TINY_POLICY) if name == Config.model else name
+    if not Path(path).is_dir() and (path.count("/") != 1 or path.startswith((".", "/", "~"))):
+        raise InputError(f"--model {name}: no such folder, and not a hub name such as owner/model")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"--model {name}: {str(error).strip().splitlines()[0]}") from error
+    # Dropout makes the policy that is trained another one than the policy that was sampled from.
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+
+
+class Data:
+    """A task's problems with their prompts rendered for one tokenizer."""
+
+    def __init__(self, task: str, split: str, source: str | None, tokenizer, config: Config):
+        try:
+            problems = tasks.load_task(task, split, source)
+            self.problems, self.prompt_ids = tasks.encode(
+                problems, tokenizer, config.max_prompt_tokens
+            )
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        unknown = tokenizer.unk_token_id
+        if unknown not in (None, tokenizer.bos_token_id, tokenizer.eos_token_id):
+            strange = sum(unknown in ids for ids in self.prompt_ids)
+            if strange:
+                raise InputError(
+                    f"--model {config.model} cannot read {strange} of {len(self.problems)} prompts "
+                    f"of --task {task}: choose a model whose tokenizer is made for text"
+                )
+
+    def subset(self, count: int) -> "Data":
+        """`count` problems (0: all), the same ones for every seed, so that runs can be compared."""
+        order = epoch_order(len(self.problems), 0, 0)[: count or None]
+        part = copy.copy(self)
+        part.problems = [self.problems[i] for i in order]
+        part.prompt_ids = [self.prompt_ids[i] for i in order]
+        return part
+
+
+class Run:
+    """Everything around the loop: model, data, clock, logs, evaluation, checkpoints."""
+
+    def __init__(self, config: Config, out: Path, resume: bool = False, train: bool = True) -> None:
+        self.config, self.out = config, out
+        self.model, self.tokenizer = load_model(config.model)
+        parameters = self.model.num_parameters()
+        torch.set_num_threads(
+            config.threads or (1 if parameters < 10_000_000 else torch.get_num_threads())
+        )
+        self.eval_data = {
+            spec.partition("=")[0]: self._data(spec, "test").subset(config.eval_problems)
+            for spec in config.eval_task or (config.task,)
+        }
+        every = list(self.eval_data.values())
+        if train:
+            self.train_data = self._data(config.task, "train")
+            every.append(self.train_data)
+        self.opens_think = tasks.opens_think(self.tokenizer, every[-1].prompt_ids[0])
+        self.max_new_tokens = self._max_new_tokens(
+            max(len(ids) for data in every for ids in data.prompt_ids)
+        )
+        self.sampler = TorchSampler(self.model, self.tokenizer)
+        if not train:
+            return
+        # The KL's reference is the policy as it was loaded; without a KL there is none to pay for.
+        self.reference = copy.deepcopy(self.model).eval() if config.beta > 0 else None
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=config.lr,
+            betas=(0.9, config.adam_beta2),
+            weight_decay=config.weight_decay,
+        )
+        self.step, self.time, self.rows, self.stop_signal, self.failed = 0, 0.0, [], None, 0
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        print(
+            f"model {config.model}: {parameters:,} parameters on {self.model.device}, "
+            f"{torch.get_num_threads()} CPU thread(s)\n"
+            f"task {config.task}: {len(self.train_data.problems)} problems, "
+            f"{config.prompts_per_step} a step, n={config.n} rollouts each, "
+            f"m={config.m} kept by {config.rule}\n"
+            f"writing to {out}"
+        )
+        self._open(resume)
+
+    def _data(self, spec: str, split: str) -> Data:
+        """`spec` is a task, or task=FOLDER for an evaluation task with a folder of its own."""
+        name, _, source = spec.partition("=")
+        source = source or (self.config.data if name == self.config.task else None)
+        return Data(name, split, source, self.tokenizer, self.config)
+
+    def _max_new_tokens(self, longest_prompt: int) -> int:
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        room = (limit or math.inf) - longest_prompt
+        wanted = self.config.max_new_tokens or min(512, max(room, 0))
+        if wanted > room or wanted < 1:
+            raise InputError(
+                f"--max-new-tokens {wanted} and a prompt of {longest_prompt} tokens do not fit the "
+                f"model's {limit} positions: lower --max-new-tokens or --max-prompt-tokens"
+            )
+        return int(wanted)
+
+    # -- the loop's needs
+
+    def prompts(self, step: int) -> tuple[list[tasks.Problem], list[list[int]]]:
+        """The P problems of a step and their token ids: position and pass follow from the step."""
+        count, P = len(self.train_data.problems), self.config.prompts_per_step
+        indices = []
+        for position in range((step - 1) * P, step * P):
+            epoch, index = divmod(position, count)
+            indices.append(epoch_order(count, self.config.seed, epoch)[index])
+        data = self.train_data
+        return [data.problems[i] for i in indices], [data.prompt_ids[i] for i in indices]
+
+    @contextmanager
+    def clock(self, phase: str) -> Iterator[None]:
+        """Adds the seconds spent inside to this step's `phase`."""
+        start = time.perf_counter()
+        yield
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize()  # kernels run behind Python's back
+        self.seconds[phase] += time.perf_counter() - start
+
+    def steps(self) -> Iterator[int]:
+        """The numbers of the steps still to do; ends on --steps, --minutes, Ctrl-C or SIGTERM."""
+        handlers = {}
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python forbids it
+            for number in (signal.SIGINT, signal.SIGTERM):
+                handlers[number] = signal.signal(number, self._stop)
+        self.bar = tqdm(total=self.config.steps, initial=self.step, unit="step", disable=None)
+        try:
+            if not self.rows:
+                self._append({"step": 0, "time": 0.0} | self._evaluate())
+            while not self._done() and self.stop_signal is None:
+                self.step += 1
+                self.seconds = dict.fromkeys(PHASES, 0.0)
+                yield self.step
+        finally:
+            self.bar.close()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _stop(self, number: int, _frame) -> None:
+        """First signal: finish the step, save, leave. Second: leave at once."""
+        self.stop_signal = number
+        signal.signal(number, signal.default_int_handler)
+        tqdm.write("stopping after this step; once more to stop at once", file=sys.stderr)
+
+    def _done(self) -> bool:
+        steps, minutes = self.config.steps, self.config.minutes
+        by_steps = steps is not None and self.step >= steps
+        return by_steps or (minutes is not None and self.time >= 60 * minutes)
+
+    def record(self, stats: dict, shown: list[dict]) -> None:
+        """Log the step; evaluate and save when it is time to."""
+        config = self.config
+        self.time += sum(self.seconds.values())
+        row = {"step": self.step, "time": self.time} | stats | {"seconds": self.seconds}
+        due = config.eval_every and self.step % config.eval_every == 0
+        if due or self._done():
+            row |= self._evaluate()
+        self._append(row, shown)
+        self.bar.set_postfix(reward=f"{row['reward']:.3f}", accuracy=f"{row['accuracy']:.3f}")
+        self.bar.update()
+        self.failed = self.failed + 1 if not math.isfinite(row["grad_norm"]) else 0
+        if self.failed:
+            tqdm.write(f"step {self.step}: the gradient is not finite, no update", file=sys.stderr)
+        if self.failed == 3:
+            raise InputError(
+                "3 gradients in a row were not finite: lower --lr. The last good state is in "
+                f"{self.out / 'checkpoint'}"
+            )
+        if self.step % config.save_every == 0 and not self.failed:
+            self._save()
+
+    def evaluation(self) -> dict[str, dict[str, float]]:
+        """The numbers of `evaluate` for each evaluation task."""
+        return {name: evaluate(self, data) for name, data in self.eval_data.items()}
+
+    def _evaluate(self) -> dict:
+        """`eval_accuracy` (of the first evaluation task) and `eval`, all numbers of all tasks."""
+        results = self.evaluation()
+        shown = ", ".join(f"{name} {result['accuracy']:.3f}" for name, result in results.items())
+        tqdm.write(f"step {self.step:4}  {self.time:7.1f} s  held-out accuracy: {shown}")
+        return {"eval_accuracy": next(iter(results.values()))["accuracy"], "eval": results}
+
+    def finish(self) -> list[dict]:
+        """Save the state and the model, draw the curves, say what happened."""
+        self._save()
+        save_model(self.model, self.tokenizer, self.out / "model")
+        draw_curves(self.rows, self.out / "curves.png")
+        print(summary(self.rows, self.config, self.out))
+        if self.stop_signal is not None:
+            print(f"stopped; go on with: python train.py --resume --out {self.out}")
+            raise SystemExit(128 + self.stop_signal)
+        return self.rows
+
+    # -- files
+
+    def _open(self, resume: bool) -> None:
+        """Make the folder of a new run, or bring an interrupted one back to its checkpoint."""
+        config_file = self.out / "config.json"
+        if not resume:
+            if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+                raise InputError(f"--out {self.out} is not empty: add --resume to go on with a run")
+            self.out.mkdir(parents=True, exist_ok=True)
+        write_atomically(config_file, json.dumps(dataclasses.asdict(self.config), indent=1))
+        if not resume:
+            return
+        state = load_checkpoint(self.out / "checkpoint")
+        if state is not None:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.step, self.time = state["step"], state["time"]
+        # Lines of steps after the checkpoint are dropped: those steps are done again.
+        last = self.step if state is not None else -1
+        for name in ("metrics.jsonl", "rollouts.jsonl"):
+            rows = [row for row in read_rows(self.out / name) if row["step"] <= last]
+            write_atomically(self.out / name, "".join(json.dumps(row) + "\n" for row in rows))
+            if name == "metrics.jsonl":
+                self.rows = rows
+        self.sampler.sync(self.model)
+        print(f"resuming after step {self.step}")
+
+    def _append(self, row: dict, shown: Sequence[dict] = ()) -> None:
+        self.rows.append(row)
+        for name, new in (("metrics.jsonl", [row]), ("rollouts.jsonl", shown)):
+            with open(self.out / name, "a") as file:
+                file.writelines(json.dumps(line) + "\n" for line in new)
+
+    def _save(self) -> None:
+        """Write the state under another name first: a kill at any moment leaves a whole file."""
+        folder = self.out / "checkpoint"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"step_{self.step:06}.pt"
+        state = {"step": self.step, "time": self.time, "model": self.model.state_dict()}
+        with open(path.with_suffix(".tmp"), "wb") as file:
+            torch.save(state | {"optimizer": self.optimizer.state_dict()}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path.with_suffix(".tmp"), path)
+        for old in sorted(folder.glob("step_*.pt"))[:-2]:  # the one before stays, as a reserve
+            old.unlink()
+
+
+def load_checkpoint(folder: Path) -> dict | None:
+    """The newest checkpoint that can be read, or None."""
+    for path in sorted(folder.glob("step_*.pt"), reverse=True):
+        try:
+            return torch.load(path, weights_only=True)
+        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
+            print(f"{path} is damaged; trying the checkpoint before it", file=sys.stderr)
+    return None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's content so that no reader, and no crash, sees half of it."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def read_rows(path: Path) -> list[dict]:
+    """The rows of a JSONL file that a killed run may have left in the middle of a line."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def save_model(model: nn.Module, tokenizer, folder: Path) -> None:
+    """Write a folder that `from_pretrained` loads, complete or not at all."""
+    temporary = folder.with_name(folder.name + ".tmp")
+    model.save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(temporary, folder)
+
+
+# ---- what is shown at the end --------------------------------------------------------------------
+
+
+def summary(rows: Sequence[dict], config: Config, out: Path) -> str:
+    """Where the time went and what was learned, as a table."""
+    steps = [row for row in rows if "seconds" in row]
+    if not steps:
+        return f"no step was done; {out} holds the settings"
+    lines = [f"\n{'phase':10} {'seconds':>9} {'s/step':>8} {'share':>6}"]
+    total = sum(sum(row["seconds"].values()) for row in steps)
+    for phase in PHASES:
+        seconds = sum(row["seconds"][phase] for row in steps)
+        share = seconds / total if total else 0.0
+        lines.append(f"{phase:10} {seconds:9.2f} {seconds / len(steps):8.4f} {share:6.1%}")
+    lines.append(f"{'total':10} {total:9.2f} {total / len(steps):8.4f}  over {len(steps)} steps")
+    evaluated = [row for row in rows if "eval" in row]
+    for name, after in evaluated[-1]["eval"].items():
+        before = evaluated[0]["eval"][name]
+        lines.append(
+            f"held-out accuracy on {name}: {before['accuracy']:.3f} before, "
+            f"{after['accuracy']:.3f} +- {after['accuracy_se']:.3f} after "
+            f"({after['problems']} problems, {after['samples']} sample(s) each)"
+        )
+    idle = sum(row["groups_without_signal"] for row in steps)
+    lines.append(
+        f"groups without signal: {idle} of {len(steps) * config.prompts_per_step} "
+        f"(all kept rewards equal, nothing to learn)"
+    )
+    lines.append(f"{out}: metrics.jsonl, rollouts.jsonl, curves.png, model/, checkpoint/")
+    return "\n".join(lines)
+
+
+def draw_curves(rows: Sequence[dict], path: Path) -> None:
+    """Accuracy and reward against training time, and where a step's time goes."""
+    from matplotlib.figure import Figure  # not pyplot: no window, no global state
+
+    steps = [row for row in rows if "seconds" in row]
+    if not steps:
+        return
+    figure = Figure(figsize=(13, 4), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    minutes = [row["time"] / 60 for row in steps]
+
+    evaluated = [row for row in rows if "eval" in row]
+    left.plot(minutes, [row["accuracy"] for row in steps], color="tab:gray", lw=0.8, alpha=0.6)
+    left.lines[-1].set_label("rollouts (training prompts)")
+    for name in evaluated[0]["eval"]:
+        left.errorbar(
+            [row["time"] / 60 for row in evaluated],
+            [row["eval"][name]["accuracy"] for row in evaluated],
+            yerr=[row["eval"][name]["accuracy_se"] for row in evaluated],
+            marker="o",
+            ms=3,
+            capsize=2,
+            label=f"held out: {name}",
+        )
+    left.set(title="Accuracy", ylabel="share of right answers", ylim=(-0.02, 1.02))
+
+    middle.plot(minutes, [row["reward"] for row in steps], label="all n rollouts")
+    middle.plot(minutes, [row["reward_kept"] for row in steps], label="the m kept", alpha=0.7)
+    middle.set(title="Mean reward before and after selection", ylabel="reward")
+
+    phases = [phase for phase in PHASES if any(row["seconds"][phase] > 0 for row in steps)]
+    parts = [[row["seconds"][phase] for row in steps] for phase in phases]
+    right.stackplot([row["step"] for row in steps], parts, labels=phases)
+    right.set(title="Where a step's time goes", xlabel="step", ylabel="seconds a step")
+    for axes in (left, middle):
+        axes.set_xlabel("training time in minutes, evaluation excluded")
+    for axes in (left, middle, right):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8, loc="best")
+    figure.savefig(path, dpi=110)
+
+
+# ---- command line --------------------------------------------------------------------------------
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        config, command = parse(argv)
+        out = command.out or Path("runs", time.strftime("%Y%m%d-%H%M%S"))
+        if command.eval_only:
+            results = json.dumps(Run(config, out, train=False).evaluation(), indent=1)
+            out.mkdir(parents=True, exist_ok=True)
+            write_atomically(out / "eval.json", results + "\n")
+            print(f"{results}\nwritten to {out / 'eval.json'}")
+        else:
+            train(config, out, command.resume)
+    except InputError as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    except torch.OutOfMemoryError as error:
+        print(
+            f"train.py: out of memory ({str(error).splitlines()[0]}): in the update lower "
+            "--micro-batch or --m, in generation --n or --max-new-tokens",
+            file=sys.stderr,
+        )
+        return 1
+    except OSError as error:  # disk full, no permission: the message names the file
+        print(f"train.py: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped at once; the last checkpoint, if any, is kept", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
