@@ -7,8 +7,8 @@
     python train.py --resume --out runs/...       # go on where a run was stopped or killed
     python train.py --eval-only --model DIR --task gsm8k --eval-samples 8
 
-The loop is `train`, one screen below the configuration; each phase of the paper's algorithm is one
-line of it. The baselines are settings of the same loop, not other code.
+Read `train_step` first: one screen, the paper's algorithm phase by phase. The baselines are settings
+of the same loop, not other code.
 
 Everything random is a function of (seed, step): the prompts, the rollouts, the random rule. A run
 that is resumed needs no generator state to repeat exactly what the uninterrupted one did.
@@ -236,46 +236,51 @@ def train(config: Config, out: Path, resume: bool = False) -> list[dict]:
         InputError: the model, the data or `out` cannot be used.
     """
     run = Run(config, out, resume)
-    weights = dict(zip(REWARD_PARTS, config.reward_weights))
-    P, n, m = config.prompts_per_step, config.n, config.m
-
     for step in run.steps():
-        problems, prompt_ids = run.prompts(step)  # P problems, P lists of token ids
-        with run.clock("generate"):
-            seed = derived_seed(config.seed, "rollouts", step)
-            rollouts = run.sampler.generate(
-                prompt_ids, n, run.max_new_tokens, config.temperature, seed
-            )  # [P, n, T]
-        with run.clock("score"):
-            completions = [text for group in rollouts.texts for text in group]
-            answers = [problem.answer for problem in problems for _ in range(n)]
-            parts = score(completions, answers, weights, run.opens_think)
-            rewards = torch.tensor(parts["total"], dtype=torch.float64).view(P, n)  # [P, n]
-        with run.clock("select"):
-            # Each group is decided by its own rewards alone, so processes need not communicate.
-            generator = torch.Generator().manual_seed(derived_seed(config.seed, "rule", step))
-            keep = down_sample(rewards, m, config.rule, generator)  # [P, m]
-            kept, kept_rewards = rollouts.select(keep), rewards.gather(-1, keep)  # [P, m]
-            # Normalised once, on the kept rewards: the mean of all n is not their zero.
-            advantages = group_advantages(kept_rewards)  # [P, m]
-        with run.clock("update"):
-            for group in run.optimizer.param_groups:
-                group["lr"] = config.lr * min(1.0, step / max(1, config.warmup_steps))
-            stats = update(run, kept, advantages)
-        with run.clock("sync"):
-            run.sampler.sync(run.model)
-
-        stats |= {
-            "reward": rewards.mean().item(),  # of all n: how good the policy is
-            "reward_kept": kept_rewards.mean().item(),  # of the kept m: pulled towards the middle
-            "reward_std": rewards.std(-1).mean().item(),
-            "accuracy": sum(parts["accuracy"]) / len(completions),
-            "completion_length": rollouts.mask.sum(-1).double().mean().item(),
-            "truncated": 1 - rollouts.finished.double().mean().item(),
-            "groups_without_signal": int((~has_signal(kept_rewards)).sum()),
-        }
-        run.record(stats, examples(step, problems, rollouts, parts, keep))
+        train_step(run, step)
     return run.finish()
+
+
+def train_step(run: "Run", step: int) -> None:
+    """One step of the paper's algorithm: generate, score, select, update."""
+    config, weights = run.config, dict(zip(REWARD_PARTS, run.config.reward_weights))
+    P, n, m = config.prompts_per_step, config.n, config.m
+    problems, prompt_ids = run.prompts(step)  # P problems, P lists of token ids
+
+    with run.clock("generate"):
+        seed = derived_seed(config.seed, "rollouts", step)
+        rollouts = run.sampler.generate(
+            prompt_ids, n, run.max_new_tokens, config.temperature, seed
+        )  # [P, n, T]
+    with run.clock("score"):
+        completions = [text for group in rollouts.texts for text in group]
+        answers = [problem.answer for problem in problems for _ in range(n)]
+        parts = score(completions, answers, weights, run.opens_think)
+        rewards = torch.tensor(parts["total"], dtype=torch.float64).view(P, n)  # [P, n]
+    with run.clock("select"):
+        # Each group is decided by its own rewards alone, so processes need not communicate.
+        generator = torch.Generator().manual_seed(derived_seed(config.seed, "rule", step))
+        keep = down_sample(rewards, m, config.rule, generator)  # [P, m]
+        kept, kept_rewards = rollouts.select(keep), rewards.gather(-1, keep)  # [P, m]
+        # Normalised once, on the kept rewards: the mean of all n is not their zero.
+        advantages = group_advantages(kept_rewards)  # [P, m]
+    with run.clock("update"):
+        for group in run.optimizer.param_groups:
+            group["lr"] = config.lr * min(1.0, step / max(1, config.warmup_steps))
+        stats = update(run, kept, advantages)
+    with run.clock("sync"):
+        run.sampler.sync(run.model)
+
+    stats |= {
+        "reward": rewards.mean().item(),  # of all n: how good the policy is
+        "reward_kept": kept_rewards.mean().item(),  # of the kept m: pulled towards the middle
+        "reward_std": rewards.std(-1).mean().item(),
+        "accuracy": sum(parts["accuracy"]) / len(completions),
+        "completion_length": rollouts.mask.sum(-1).double().mean().item(),
+        "truncated": 1 - rollouts.finished.double().mean().item(),
+        "groups_without_signal": int((~has_signal(kept_rewards)).sum()),
+    }
+    run.record(stats, examples(step, problems, rollouts, parts, keep))
 
 
 def update(run: "Run", kept: Rollouts, advantages: torch.Tensor) -> dict[str, float]:
@@ -309,8 +314,8 @@ def update(run: "Run", kept: Rollouts, advantages: torch.Tensor) -> dict[str, fl
         inputs = (input_ids[batch, : L + T], attention_mask[batch, : L + T])
         return token_log_probs(policy, *inputs, T, config.temperature)  # [micro-batch, T]
 
-    # The ratio's denominator belongs to the policy that generated: fixed before the first step. With
-    # a single step it is the policy of this very forward pass, which need not be done twice.
+    # The ratio's denominator belongs to the policy that generated, fixed before the first step. With
+    # a single step that is the policy of this very forward pass: no need to compute it twice.
     old = {}
     if config.epochs > 1:
         with torch.no_grad():
