@@ -23,9 +23,7 @@ from pathlib import Path
 
 from jinja2.exceptions import TemplateError
 
-import rewards
-
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+from rewards import TAGS, are_gradable, last_boxed
 
 # The paper's form of answer: a thought that nobody reads, then an answer that is graded.
 SYSTEM_PROMPT = (
@@ -136,7 +134,7 @@ def _gsm8k(row: Mapping) -> tuple[str, Problem]:
 
 def _math(row: Mapping) -> tuple[str, Problem]:
     problem = _text(row, "problem")
-    return problem, Problem(problem, rewards.last_boxed(_text(row, "solution")) or "")
+    return problem, Problem(problem, last_boxed(_text(row, "solution")) or "")
 
 
 def _math500(row: Mapping) -> tuple[str, Problem]:
@@ -245,7 +243,7 @@ def load_task(name: str, split: str, source: str | Path | None = None) -> list[P
     pairs = [pair for pair in pairs if pair is not None]
     if must_split:  # before anything is dropped, so that no drop can move a problem
         pairs = _one_split(pairs, split, lambda pair: pair[0])
-    gradable = rewards.are_gradable([problem.answer for _, problem in pairs])
+    gradable = are_gradable([problem.answer for _, problem in pairs])
     problems = [problem for (_, problem), good in zip(pairs, gradable) if good]
     if not problems:
         raise ValueError(f"task {name}: none of {len(pairs)} {split} problems can be graded")
