@@ -117,15 +117,15 @@ CHARACTERS = str.maketrans(  # what people type, as LaTeX spells it
     dict.fromkeys("\u2212\u2013\ufe63\uff0d\u2010\u2011", "-")
     | dict.fromkeys("\u00a0\u2009\u202f\u2007\u2002\u2003", " ")
     | dict.fromkeys("€£¥\u200b", "")
+    | {"\u00d7": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty "}
     | {
-        "\u00d7": r"\times ",
-        "·": r"\cdot ",
-        "÷": "/",
-        "π": r"\pi ",
-        "∞": r"\infty ",
         "°": r"^\circ ",
+        "½": r"\frac{1}{2}",
+        "¼": r"\frac{1}{4}",
+        "¾": r"\frac{3}{4}",
+        "²": "^2",
+        "³": "^3",
     }
-    | {"½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "²": "^2", "³": "^3"}
     | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "\u222a": r"\cup ", "∈": r"\in "}
     | {"\uff05": "%", "\uff0c": ",", "∅": r"\emptyset ", "θ": r"\theta ", "⟨": "(", "⟩": ")"}
 )
@@ -137,18 +137,15 @@ BOX_TOKENS = re.compile(
     r"|\\.|(?P<open>\{)|(?P<close>\})",
     re.DOTALL,
 )
-CUE = re.compile(
-    r"(?:answer|choice|option)(?:\*\*)?\s*(?:is|:|=)|^A:(?=\s*[-$\d])", re.IGNORECASE | re.MULTILINE
-)
+CUE = re.compile(r"(?:answer|choice|option)(?:\*\*)?\s*(?:is|:|=)", re.IGNORECASE)
+ANSWER_LINE = re.compile(r"^A: *(-?\$?[\d.,]*\d)\s*\Z", re.MULTILINE)  # "A: 35", GSM8K's old form
 NUMBER = re.compile(
     r"(?:(?<![\w)}\]])-)?(?:\\[dt]?frac\{\d+\}\{\d+\}"
     r"|\$?(?:\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:/\d+)?|\.\d+))(?:\\?%)?"
 )
 PROSE = re.compile(r"(?<![\\A-Za-z])(?!(?:and|or)\s+[-$\\\d])[A-Za-z]{2,}| \(")
 OPTION = re.compile(r"\(?([A-HJ-Z])\)?(?=$|[.:,;)*]| +[a-z]{2,})")  # "I" is a pronoun
-OPTION_A = re.compile(
-    r"\(?A\)?(?=$|[.:,;)*]| +(?:since|because|as|for|due)\b)"
-)  # and "A" an article
+OPTION_A = re.compile(r"\(?A\)?(?=$|[.:,;)*]| +(?:since|because|as|for|due)\b)")  # "A", an article
 
 
 class Extracted(str):
@@ -161,7 +158,7 @@ def extract_answer(completion: str, opens_think: bool = False) -> str | None:
     The first of these markers that is present decides alone: the last complete <answer> block; the
     last balanced \boxed{} or \fbox{}; the last ####; the last "answer is"; the last number (or the
     whole text, if it is nothing but an expression). An unclosed <answer> or box is a marker without
-    an answer: the text was cut there. Inside a block, a box or an "answer is" is looked into.
+    an answer: the text was cut there. Inside a block the other markers are looked for again.
     Thoughts are never read: from <think> to the next </think> or to the end, and everything before
     a </think> that nothing opened.
 
@@ -176,27 +173,26 @@ def extract_answer(completion: str, opens_think: bool = False) -> str | None:
     return Extracted(answer) if answer and len(answer) <= ANSWER_CHARACTERS else None
 
 
-def _read(text: str) -> str | None:
-    if "<answer>" in text:
+def _read(text: str, is_answer: bool = False) -> str | None:
+    """The ordered rule. Of a text that `is_answer`, all of it is one if it has no marker."""
+    if "<answer>" in text and not is_answer:
         start = text.rfind("<answer>", 0, max(0, text.rfind("</answer>")))
-        inside = text[start + len("<answer>") :].partition("</answer>")[0].strip()
-        return _look_into(inside) if start >= 0 else None
+        inside = text[start + len("<answer>") :].partition("</answer>")[0]
+        return _read(inside, is_answer=True) if start >= 0 else None
     if BOX.search(text):
         return last_boxed(text)
     if "####" in text:
-        return _look_into(text.rpartition("####")[2].strip().partition("\n")[0].strip())
+        line = text.rpartition("####")[2].strip().partition("\n")[0]
+        return _read(line, is_answer=True)
+    if not is_answer and (line := ANSWER_LINE.search(text)):
+        return line[1]
     if CUE.search(text):
         return _after_cue(text)
-    if "\\" in text and "\n" not in text and not PROSE.search(TEXT.sub("", text)):
-        return text.strip()  # nothing but an expression: 2\sqrt{3} is not 3
+    text = text.strip()
+    if is_answer or ("\\" in text and "\n" not in text and not PROSE.search(TEXT.sub("", text))):
+        return text  # of nothing but an expression, too: 2\sqrt{3} is not 3
     numbers = NUMBER.findall(text)
     return numbers[-1].rstrip(",") if numbers else None
-
-
-def _look_into(text: str) -> str | None:
-    if BOX.search(text):
-        return last_boxed(text)
-    return _after_cue(text) if CUE.search(text) else text
 
 
 def last_boxed(text: str) -> str | None:
@@ -252,11 +248,13 @@ REWRITES = [
         (r"√\s*\(?(\w+)\)?|(?<![\\a-zA-Z])sqrt ?\(([^()]*)\)", r"\\sqrt{\1\2}"),
         (r"(?<![\\a-zA-Z])(pi|sin|cos|tan|cot|sec|csc|log|ln|infty)(?![a-zA-Z])", r"\\\1 "),
         (r"(?<![\\a-zA-Z])infinity(?![a-zA-Z])", r"\\infty "),
+        (r"\\varnothing|\\\{ *\\\}", r"\\emptyset"),
         (r"\\langle(?![a-z])", "("),
         (r"\\rangle(?![a-z])", ")"),
         (r"\b(?:[Mm]inus|[Nn]egative)\s+(?=[\d.])", "-"),
         (r" +", " "),
         (r" \^", "^"),
+        (r"([_^])\{(\w)\}(?!\d)", r"\1\2"),
         (r"^ ?([-+]) ", r"\1"),
         (
             r"(?<=\d) ?(?:\\times|\\cdot|\*|x) ?10\^ ?(?:\{ ?([-+]?\d{1,3}) ?\}|([-+]?\d{1,3})\b)",
@@ -437,8 +435,8 @@ def _decide(answer: str, gold: str, algebra: Callable[[str, str], bool | None]) 
         if not all(FORMULA.fullmatch(text) for text in texts):
             texts = [text.casefold() for text in texts]
         return texts[0] == texts[1]
-    if len(value) == len(gold_value) == 1:
-        return value == gold_value  # k is not K
+    if BLANK.sub("", value).casefold() == BLANK.sub("", gold_value).casefold():
+        return value.replace(" ", "") == gold_value.replace(" ", "")  # 3r^2 is not 3R^2
     return algebra(value, gold_value)
 
 
@@ -737,7 +735,9 @@ def are_gradable(answers: Sequence[str]) -> list[bool]:
         elif _number(value) is not None or _is_text(value) or CHOICE.fullmatch(text):
             gradable[answer] = True
         else:
-            gradable[answer] = None if _is_tame(text) else False
+            gradable[answer] = (
+                None if _is_tame(text) else True
+            )  # at least the same spelling is right
     unsure = [(answer, None) for answer, known in gradable.items() if known is None]
     if unsure:
         replies = _grader.ask(unsure)

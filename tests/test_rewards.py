@@ -119,6 +119,12 @@ EQUALITY = [
     ("NaCl", [r"\text{NaCl}", r"\mathrm{NaCl}"], ["ClNa", "Na"]),
     ("H_2O", ["H2O", r"\text{H}_2\text{O}"], ["OH_2", "H_2O_2"]),
     ("k", ["k"], ["K", "2k"]),
+    ("3R^2", ["3 R^2"], ["3r^2"]),
+    (r"\emptyset", [r"\varnothing", "∅", r"\{\}"], ["0"]),
+    (r"\cot x", [r"\cot(x)", r"\frac{\cos x}{\sin x}"], [r"\tan x"]),
+    (r"\text{(C)}", ["C", "(C)", r"\textbf{(C)}", r"\text{(C) } 5"], ["(D)", "5"]),
+    (r"137 \frac{1}{2}", ["137.5", r"\frac{275}{2}"], ["1371/2", "137"]),
+    (r"2^{2^{3}}", [r"2^{2^3}"], ["64"]),
     ("ab", ["ba", r"a \cdot b"], ["a", "a+b"]),
 ]
 PAIRS = [(gold, good, 1.0) for gold, goods, _ in EQUALITY for good in goods]
@@ -223,6 +229,9 @@ def test_an_article_or_two_letters_are_no_choice(completion):
         ("I will put it in \\boxed form. It is 12", "12"),
         ("<answer>\\boxed{6}</answer>", "6"),
         ("<answer>The answer is 6.</answer>", "6"),
+        ("<answer>#### 6</answer>", "6"),
+        ("<answer>A: 2</answer>", "A: 2"),
+        ("2 boxes, so the answer is 5 each.\nA: 35", "35"),
         ("He pays 3*4=<<3*4=12>>12 dollars.\n#### 12\nmore", "12"),
         ("####", None),
         ("The answer is: 1,234 dollars.", "1,234"),
