@@ -287,7 +287,7 @@ DECIMAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d{1,3})?")
 POWER_OF_TEN = re.compile(r"(-?)10\^(?:\{([-+]?\d{1,3})\}|(\d{1,3}))")
 LATEX_FRACTION = re.compile(r"\\frac\{(-?[\d.]+)\}\{(-?[\d.]+)\}")
 MIXED = re.compile(r"([-+]?)(?:(\d+) )?(-?[\d.]+)/(-?[\d.]+)")
-ARITHMETIC = re.compile(r"(?:[-+*/()\d. ]|\\times|\\cdot|\\div)+")
+ARITHMETIC = re.compile(r"(?:[-+*/(){}\d. ]|\\times|\\cdot|\\div)+")
 BASED = re.compile(r"(\d[\dA-F]*)_\{?(\d{1,2})\}?")
 CHOICE = re.compile(r"\(?([A-Z])\)?")
 CHOSEN = re.compile(r"(?:(?i:option|choice|answer):? )?\(?([A-Za-z])\)?[.:]?")
@@ -466,10 +466,10 @@ def _is_text(value: str) -> bool:
 
 # ---- Algebra: by math-verify, in child processes of a process of its own.
 #
-# The trainer starts one server (this file as a script), which imports math-verify once and forks a
-# child for each comparison. The kernel ends a child that takes too long or too much, even in the
-# middle of a big multiplication, and the next one costs milliseconds, not an import. The server
-# ends when the pipe to the trainer closes, however the trainer ended.
+# The trainer starts one server (this file as a script), which imports math-verify once and forks
+# children that compare. The kernel ends a child that takes too long or too much, even in the middle
+# of a big multiplication, and the next one costs milliseconds, not an import. The server ends when
+# the pipe to the trainer closes, however the trainer ended.
 
 TOWER = r"\d[)}\s]*\^[\s({+-]*\d+[)}\s]*\^"  # 9^{9^
 HOSTILE = re.compile(
@@ -555,9 +555,8 @@ def _judge(pairs: Sequence[tuple[str, str | None]]) -> str:
     deadline = time.monotonic() + DEADLINE_SECONDS + ORDINARY_SECONDS * len(pairs)
     spare = BATCH_SECONDS  # slow pairs use it up; then the others still get the ordinary time
     processes = min(4, os.cpu_count() or 1)
-    order = sorted(
-        range(len(pairs)), key=lambda index: len(pairs[index][0])
-    )  # poison tends to be long
+    # Short answers first: poison tends to be long, and should not use up the others' time.
+    order = sorted(range(len(pairs)), key=lambda index: len(pairs[index][0]))
     shares = deque(order[start::processes] for start in range(min(processes, len(order))))
     while shares or running:
         while shares:
@@ -587,13 +586,9 @@ def _serve() -> None:
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not be a verdict
     logging.disable(logging.CRITICAL)
-    for answer, gold in (
-        (r"\frac{x^2+1}{2}", r"0.5x^2+\frac12"),
-        (r"[2,\sqrt{3}]", r"[2,3^{0.5}]"),
-    ):
-        _decide(
-            answer, gold, _algebra
-        )  # the parser learns its grammar before the children inherit it
+    # The parser learns its grammar as it goes; what it learns here, all children inherit.
+    _decide(r"\frac{x^2+1}{2}", r"0.5x^2+\frac12", _algebra)
+    _decide(r"[2,\sqrt{3}]", r"[2,3^{0.5}]", _algebra)
     gc.freeze()  # a child's collector then does not touch, and so copy, what it shares
     replies.write("ready\n")
     for line in sys.stdin:
@@ -611,9 +606,8 @@ class _Grader:
         request = (json.dumps(pairs) + "\n").encode()
         with self.lock:
             try:
-                verdicts = self._exchange(request, len(pairs)) or self._exchange(
-                    request, len(pairs)
-                )
+                verdicts = self._exchange(request, len(pairs))
+                verdicts = verdicts or self._exchange(request, len(pairs))
             except BaseException:  # Ctrl-C: the reply on its way would be taken for the next one's
                 self.stop()
                 raise
@@ -686,9 +680,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def grader_stats() -> dict[str, int]:
-    """Counts since the start: `algebra` comparisons by math-verify, those of them that `failed`
-    (time, memory, an error in it) and scored 0 for that, those `refused` unseen as too big, and
-    how often the server was `restarted`."""
+    """Counts since the start, to tell a failing grader from a failing policy.
+
+    `algebra`: comparisons by math-verify; `failed`: those of them that ran out of time or memory
+    or raised, and scored 0; `refused`: scored 0 unseen, as too big; `restarted`: dead servers.
+    """
     return {name: _grader.counts[name] for name in ("algebra", "failed", "refused", "restarted")}
 
 
@@ -710,7 +706,7 @@ def _grade(pairs: Sequence[tuple[str | None, str]]) -> list[float]:
         known = False
         if extracted is not None and len(gold) <= ANSWER_CHARACTERS:
             known = _decide(extracted, gold, lambda *_: None)
-            if known is None and not (_is_tame(extracted) and _is_tame(gold)):
+            if known is None and not all(_is_tame(_normalise(text)) for text in (extracted, gold)):
                 known = False
                 with _grader.lock:
                     _grader.counts["refused"] += 1

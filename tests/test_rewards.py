@@ -82,6 +82,7 @@ EQUALITY = [
     (r"864 \mbox{ inches}^2", ["864", "864 in^2", "864 square inches"], ["864 feet"]),
     (r"90^\circ", ["90", "90°", "90 degrees", r"90^{\circ}"], [r"\frac{\pi}{2}", "9"]),
     (r"\$32,\!348", ["32348", "32,348", "$32,348"], ["32"]),
+    (r"11,\! 111,\! 100", ["11111100", "11,111,100"], [r"\frac{1}{2}\pi"]),
     ("52_8", ["52_{8}", "52"], ["52_9", "42", "25_8"]),
     ("42", ["52_8"], ["42_8", "42_5"]),
     (r"2\sqrt{3}", [r"\sqrt{12}", "2√3", "2sqrt(3)", r"2\sqrt3", "12^{1/2}"], ["2", "3", "3.4641"]),
@@ -482,11 +483,14 @@ def test_a_megabyte_of_anything_is_read_in_linear_time(piece):
     assert time.perf_counter() - start < 1.5
 
 
-def test_memory_is_limited(monkeypatch):
-    # In a child of this process, as the server does it: what it allocates is refused, not granted.
-    monkeypatch.setattr(rewards, "_algebra", lambda *_: len(bytearray(3 << 30)))
-    monkeypatch.setattr(rewards, "MEMORY_BYTES", 1 << 40 if sys.platform != "linux" else 2 << 30)
-    assert rewards._judge([("x+y", "x+z")]) == "x"
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS does not keep the limit")
+def test_memory_is_limited():
+    code = (  # in the place of the server, with an algebra that wants 3 GiB
+        "import rewards\n"
+        "rewards._algebra = lambda answer, gold: len(bytearray(int(gold[2:]) << 20)) > 0\n"
+        "print(rewards._judge([('x+y', 'x+3072'), ('x+y', 'x+16')]))\n"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "x1\n"
 
 
 def test_model_text_is_never_run(tmp_path, monkeypatch):
