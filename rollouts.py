@@ -54,7 +54,7 @@ class Rollouts:
             self.completion_ids.gather(1, index)[..., :longest],
             mask[..., :longest],
             self.log_probs.gather(1, index)[..., :longest],
-            self.finished.gather(1, index[..., 0]),
+            self.finished.gather(1, keep.to(self.mask.device)),
             [[texts[i] for i in row] for texts, row in zip(self.texts, keep.tolist(), strict=True)],
         )
 
@@ -184,8 +184,11 @@ class TorchSampler:
                 Give every step and every process its own.
 
         Raises:
-            ValueError: an empty prompt, or a completion that would not fit the model's positions.
+            ValueError: a temperature that is not above 0, an empty prompt, or a completion that
+                would not fit the model's positions.
         """
+        if not temperature > 0:
+            raise ValueError(f"temperature={temperature}: must be above 0")
         longest = max(map(len, prompts))
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         if min(map(len, prompts)) == 0:
@@ -215,7 +218,8 @@ class TorchSampler:
         )
         ids = torch.tensor([[0] * (L - len(p)) + list(p) for p in prompts], device=device)  # [P, L]
 
-        cache = DynamicCache(config=self.model.config)
+        # Full layers even for models with a sliding window: their masks apply the window.
+        cache = DynamicCache()
         logits = self.model(
             input_ids=ids,
             attention_mask=attention,

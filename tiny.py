@@ -94,7 +94,7 @@ def warm_start(seed: int = SEED, steps: int = 600, batch: int = 64) -> LlamaForC
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / 50, (steps - step) / (steps - 50))
+        optimizer, lambda step: min((step + 1) / 50, (steps - step) / max(1, steps - 50))
     )
     for step in range(1, steps + 1):
         prompts = [problem.prompt for problem in rng.choices(problems, k=batch)]

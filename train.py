@@ -7,8 +7,8 @@
     python train.py --resume --out runs/...       # go on where a run was stopped or killed
     python train.py --eval-only --model DIR --task gsm8k --eval-samples 8
 
-Read `train_step` first: one screen, the paper's algorithm phase by phase. The baselines are settings
-of the same loop, not other code.
+Read `train_step` first: one screen, the paper's algorithm phase by phase. The baselines are
+settings of the same loop, not other code.
 
 Everything random is a function of (seed, step): the prompts, the rollouts, the random rule. A run
 that is resumed needs no generator state to repeat exactly what the uninterrupted one did.
@@ -54,7 +54,7 @@ from grpo import (
     token_log_probs,
 )
 from pods import RULES, down_sample
-from rewards import DEFAULT_WEIGHTS, score
+from rewards import DEFAULT_WEIGHTS, grader_stats, score
 from rollouts import Rollouts, TorchSampler
 from tiny import TINY_POLICY
 
@@ -255,6 +255,7 @@ def train_step(run: "Run", step: int) -> None:
     with run.clock("score"):
         completions = [text for group in rollouts.texts for text in group]
         answers = [problem.answer for problem in problems for _ in range(n)]
+        failures = grader_failures()
         parts = score(completions, answers, weights, run.opens_think)
         rewards = torch.tensor(parts["total"], dtype=torch.float64).view(P, n)  # [P, n]
     with run.clock("select"):
@@ -279,8 +280,15 @@ def train_step(run: "Run", step: int) -> None:
         "completion_length": rollouts.mask.sum(-1).double().mean().item(),
         "truncated": 1 - rollouts.finished.double().mean().item(),
         "groups_without_signal": int((~has_signal(kept_rewards)).sum()),
+        "grader_failures": grader_failures() - failures,
     }
     run.record(stats, examples(step, problems, rollouts, parts, keep))
+
+
+def grader_failures() -> int:
+    """Answers so far that the grader gave up on, too big or too slow: scored 0, perhaps right."""
+    stats = grader_stats()
+    return stats["failed"] + stats["refused"]
 
 
 def update(run: "Run", kept: Rollouts, advantages: torch.Tensor) -> dict[str, float]:
@@ -314,8 +322,8 @@ def update(run: "Run", kept: Rollouts, advantages: torch.Tensor) -> dict[str, fl
         inputs = (input_ids[batch, : L + T], attention_mask[batch, : L + T])
         return token_log_probs(policy, *inputs, T, config.temperature)  # [micro-batch, T]
 
-    # The ratio's denominator belongs to the policy that generated, fixed before the first step. With
-    # a single step that is the policy of this very forward pass: no need to compute it twice.
+    # The ratio's denominator belongs to the policy that generated, fixed before the first step.
+    # With a single step that is the policy of this very forward pass: no need to compute it twice.
     old = {}
     if config.epochs > 1:
         with torch.no_grad():

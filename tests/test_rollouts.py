@@ -6,7 +6,12 @@ import pytest
 import torch
 from conftest import random_model
 from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 import tiny
 from grpo import token_log_probs
@@ -362,3 +367,29 @@ def test_what_does_not_fit_the_positions_is_refused(kind):
     with pytest.raises(ValueError, match=r"7.*58.*64 positions"):
         generate(model, max_new_tokens=58)
     assert generate(model, max_new_tokens=57).mask.shape[-1] <= 57
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, ONE_LENGTH])
+def test_a_sliding_window_may_be_shorter_than_the_prompt(prompts):
+    """The cache holds all keys; it is the mask that hides those outside the window."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    options = size | heads | {"initializer_range": 0.2, "eos_token_id": 0, "bos_token_id": None}
+    model = MistralForCausalLM(MistralConfig(vocab_size=19, sliding_window=3, **options))
+    rollouts = generate(model, prompts, n=8)
+    ids, attention = rollouts.sequences()
+    scored = token_log_probs(model, ids, attention, rollouts.mask.shape[-1])
+    difference = scored - rollouts.log_probs.flatten(0, 1)
+    assert difference[rollouts.mask.flatten(0, 1)].abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("temperature", [0, -1, float("nan")])
+def test_a_temperature_that_makes_no_policy_is_an_error(temperature):
+    with pytest.raises(ValueError, match="temperature"):
+        generate(random_model("qwen2"), PROMPTS, temperature=temperature)
+
+
+def test_selecting_from_empty_completions_works():
+    nothing = pack([[1]], [[], []], [[], []], [0], Words())
+    assert nothing.select(torch.tensor([[0, 1]])).finished.tolist() == [[False, False]]

@@ -310,9 +310,8 @@ def test_every_setting_is_a_flag_with_a_meaning(capsys):
 
 
 def test_flags_reach_the_configuration():
-    config, _ = train.parse(
-        ["--n", "8", "--m", "4", "--minutes", "2", "--reward-weights", "1", "1", "1", "--eval-task", "a", "b", "--lr", "1e-6"]
-    )
+    line = "--n 8 --m 4 --minutes 2 --reward-weights 1 1 1 --eval-task a b --lr 1e-6"
+    config, _ = train.parse(line.split())
     assert (config.n, config.m, config.minutes, config.steps) == (8, 4, 2.0, None)
     assert config.reward_weights == (1.0, 1.0, 1.0)
     assert config.eval_task == ("a", "b")
