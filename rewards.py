@@ -287,6 +287,7 @@ DECIMAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d{1,3})?")
 POWER_OF_TEN = re.compile(r"(-?)10\^(?:\{([-+]?\d{1,3})\}|(\d{1,3}))")
 LATEX_FRACTION = re.compile(r"\\frac\{(-?[\d.]+)\}\{(-?[\d.]+)\}")
 MIXED = re.compile(r"([-+]?)(?:(\d+) )?(-?[\d.]+)/(-?[\d.]+)")
+REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline\{(\d+)\}")
 ARITHMETIC = re.compile(r"(?:[-+*/(){}\d. ]|\\times|\\cdot|\\div)+")
 BASED = re.compile(r"(\d[\dA-F]*)_\{?(\d{1,2})\}?")
 CHOICE = re.compile(r"\(?([A-Z])\)?")
@@ -333,6 +334,11 @@ def _number(text: str) -> Fraction | None:
         return Fraction(int(based[1], base)) if int(max(based[1]), 16) < base else None
     if power := POWER_OF_TEN.fullmatch(text):
         return Fraction(f"{power[1]}1e{power[2] or power[3]}")
+    if repeating := REPEATING.fullmatch(text):  # 0.1\overline{6} = (16 - 1) / 90
+        before, cycle = repeating[2] + repeating[3], repeating[4]
+        numerator = int(before + cycle) - int(before or 0)
+        value = Fraction(numerator, 10 ** len(repeating[3]) * (10 ** len(cycle) - 1))
+        return -value if repeating[1] else value
     mixed = MIXED.fullmatch(text)
     if not mixed or not all(DECIMAL.fullmatch(part) for part in mixed.group(3, 4)):
         return None
