@@ -128,6 +128,11 @@ class Config:
         None, "CPU threads; default: 1 for models below 10M parameters, else torch's choice"
     )
 
+    def __post_init__(self) -> None:
+        if self.steps is None and self.minutes is None:
+            self.steps = DEFAULT_STEPS
+        check(self)
+
 
 def check(config: Config) -> None:
     """Raise InputError for settings that cannot work, naming the numbers and the flags."""
@@ -196,11 +201,7 @@ def parse(argv: list[str] | None) -> tuple[Config, argparse.Namespace]:
     }
     if command.resume:
         given = resumed_settings(command.out, given)
-    config = Config(**given)
-    if config.steps is None and config.minutes is None:
-        config.steps = DEFAULT_STEPS
-    check(config)
-    return config, command
+    return Config(**given), command
 
 
 def resumed_settings(out: Path | None, given: dict) -> dict:
