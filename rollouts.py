@@ -27,6 +27,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -317,6 +318,9 @@ class VLLMSampler:
     trainer's (about 1e-6 in float32, 1e-2 in bfloat16): `importance_weights` in grpo.py corrects
     for that, and `logprob_gap` in metrics.jsonl shows it.
 
+    A process has one engine at a time, since engines share global state: a new sampler closes the
+    one before it.
+
     On a GPU, not yet run on one: `sleep` and `_wake`, `_gpu_settings`, `_process_settings`.
 
     Args:
@@ -330,6 +334,8 @@ class VLLMSampler:
     Raises:
         ImportError: vLLM is not installed, or is the build for a GPU and there is none.
     """
+
+    running: ClassVar["VLLMSampler | None"] = None
 
     def __init__(
         self,
@@ -386,6 +392,8 @@ class VLLMSampler:
         """
         from vllm import SamplingParams
 
+        if VLLMSampler.running is not self:
+            raise RuntimeError("this sampler's engine was closed when another one was made")
         check_lengths(prompts, max_new_tokens, self.max_length)
         # vLLM gives a request's n rollouts the seeds s, s + 1, ...: requests that were numbered in
         # a row would share nearly all of their random numbers. Draw far-apart seeds instead.
@@ -433,6 +441,8 @@ class VLLMSampler:
             settings = {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
         else:
             settings = _gpu_settings(self.gpu_memory_utilization)
+        if VLLMSampler.running is not None:
+            VLLMSampler.running.close()
         self.can_sleep, self.asleep = not on_cpu, False
         with undisturbed(), tempfile.TemporaryDirectory() as folder:
             config.save_pretrained(folder)
@@ -449,6 +459,16 @@ class VLLMSampler:
                 **settings,
                 **_process_settings(),
             )
+        VLLMSampler.running = self
+
+    def close(self) -> None:
+        """End the engine and free its memory.
+
+        vLLM destroys torch's default process group with it. Left to the garbage collector, that
+        would happen at any time, in the middle of the next engine's life.
+        """
+        self.llm.llm_engine.engine_core.shutdown()
+        self.llm = VLLMSampler.running = None
 
     def _push(self, model: nn.Module) -> None:
         """Send all weights, waking what sleeps: memory for weights first, for the cache at last."""

