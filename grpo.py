@@ -93,7 +93,7 @@ def token_log_probs(
     if completion_length == 0:
         return torch.zeros(len(input_ids), 0, device=input_ids.device)
     config = model.config.get_text_config()
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier"):
         if getattr(config, name, None) not in (None, 1, 1.0):
             raise ValueError(f"{config.model_type} models are not supported: they apply {name}")
     # The logit at position t scores token t + 1: the classic off-by-one.
@@ -128,7 +128,7 @@ def loss_normalizer(mask: torch.Tensor, loss_type: str, max_completion_length: i
 
     Args:
         mask: [B, T], true on completion tokens, of all kept rollouts of the update, groups without
-            signal included: they are part of the mean, their own terms are 0.
+            signal included: they are part of the mean, although their surrogate is 0.
         loss_type: one of `LOSS_TYPES`.
         max_completion_length: the tokens a completion may have at most; used by "dr_grpo" alone.
     """

@@ -66,7 +66,7 @@ class Rollouts:
             self.completion_ids.gather(1, index)[..., :longest],
             mask[..., :longest],
             self.log_probs.gather(1, index)[..., :longest],
-            self.finished.gather(1, index[..., 0]),
+            self.finished.gather(1, keep.to(self.mask.device)),
             [[texts[i] for i in row] for texts, row in zip(self.texts, keep.tolist(), strict=True)],
         )
 
@@ -133,8 +133,12 @@ def pack(
     )
 
 
-def check_lengths(prompts: Sequence[Sequence[int]], max_new_tokens: int, limit: int | None) -> None:
-    """ValueError for an empty prompt, or for a completion that would not fit `limit` positions."""
+def check_request(
+    prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float, limit: int | None
+) -> None:
+    """ValueError for what no sampler can do; `limit` is the positions a sequence may have."""
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature}: must be above 0")
     longest = max(map(len, prompts))
     if min(map(len, prompts)) == 0:
         raise ValueError("empty prompt: there is nothing to continue")
@@ -229,9 +233,10 @@ class TorchSampler:
                 Give every step and every process its own.
 
         Raises:
-            ValueError: an empty prompt, or a completion that would not fit the model's positions.
+            ValueError: a temperature that is not above 0, an empty prompt, or a completion that
+                would not fit the model's positions.
         """
-        check_lengths(prompts, max_new_tokens, max_positions(self.model))
+        check_request(prompts, max_new_tokens, temperature, max_positions(self.model))
         device = self.model.device
         was_training = self.model.training
         self.model.eval()  # no dropout; and gradient checkpointing in train mode drops the cache
@@ -253,7 +258,8 @@ class TorchSampler:
         )
         ids = torch.tensor([[0] * (L - len(p)) + list(p) for p in prompts], device=device)  # [P, L]
 
-        cache = DynamicCache(config=self.model.config)
+        # Full layers even for models with a sliding window: their masks apply the window.
+        cache = DynamicCache()
         logits = self.model(
             input_ids=ids,
             attention_mask=attention,
@@ -394,7 +400,7 @@ class VLLMSampler:
 
         if VLLMSampler.running is not self:
             raise RuntimeError("this sampler's engine was closed when another one was made")
-        check_lengths(prompts, max_new_tokens, self.max_length)
+        check_request(prompts, max_new_tokens, temperature, self.max_length)
         # vLLM gives a request's n rollouts the seeds s, s + 1, ...: requests that were numbered in
         # a row would share nearly all of their random numbers. Draw far-apart seeds instead.
         generator = torch.Generator().manual_seed(seed)

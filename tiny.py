@@ -2,7 +2,7 @@
 
     python tiny.py                 # rebuild tiny_policy/, under a minute on two cores
 
-The policy is an ordinary Qwen2 of 282k parameters that reads and writes sums one digit at a time. A
+The policy is an ordinary Llama of 282k parameters that reads and writes sums one digit at a time. A
 reinforcement learner can only sharpen what its policy already does now and then, so the policy is
 first taught by imitation, like any pre-trained model, and by an imperfect teacher:
 `careless_solution` in tasks.py adds columns correctly but treats carries carelessly. It leaves a
@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import tasks
 
@@ -34,7 +34,7 @@ TINY_POLICY = Path(__file__).parent / "tiny_policy"
 EOS, UNKNOWN = "<eos>", "<unknown>"
 VOCABULARY = [*"0123456789", "+", "=", ",", *tasks.TAGS, EOS, UNKNOWN]  # V = 19
 MAX_TOKENS = 32  # 6 of the prompt, at most 23 of a well-formed completion, and room for a slip
-SEED = 2  # of the shipped policy; seeds 0 to 3 all pass the gate
+SEED = 3  # of the shipped policy; seeds 0 to 3 all pass the gate
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -54,12 +54,16 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(seed: int) -> Qwen2ForCausalLM:
-    """The untrained policy: two layers, 128 wide, tied embeddings, 281,984 parameters."""
+def make_model(seed: int) -> LlamaForCausalLM:
+    """The untrained policy: two layers, 128 wide, tied embeddings, 281,600 parameters.
+
+    A Llama, because for some architectures (Qwen2 among them) `AutoTokenizer` ignores the tokenizer
+    in the folder and makes its own kind from the vocabulary, which would split the tags.
+    """
     torch.manual_seed(seed)
     eos = VOCABULARY.index(EOS)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
+    return LlamaForCausalLM(
+        LlamaConfig(
             vocab_size=len(VOCABULARY),
             hidden_size=128,
             num_hidden_layers=2,
@@ -77,7 +81,7 @@ def make_model(seed: int) -> Qwen2ForCausalLM:
     )
 
 
-def warm_start(seed: int = SEED, steps: int = 600, batch: int = 64) -> Qwen2ForCausalLM:
+def warm_start(seed: int = SEED, steps: int = 600, batch: int = 64) -> LlamaForCausalLM:
     """Imitate the careless student on training sums only: `steps` batches of fresh demonstrations.
 
     Args:
@@ -90,7 +94,7 @@ def warm_start(seed: int = SEED, steps: int = 600, batch: int = 64) -> Qwen2ForC
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / 50, (steps - step) / (steps - 50))
+        optimizer, lambda step: min((step + 1) / 50, (steps - step) / max(1, steps - 50))
     )
     for step in range(1, steps + 1):
         prompts = [problem.prompt for problem in rng.choices(problems, k=batch)]
@@ -111,7 +115,7 @@ def warm_start(seed: int = SEED, steps: int = 600, batch: int = 64) -> Qwen2ForC
 
 @torch.no_grad()
 def error_breakdown(
-    model: Qwen2ForCausalLM, samples: int = 2000, seed: int = 0
+    model: LlamaForCausalLM, samples: int = 2000, seed: int = 0
 ) -> dict[str, float]:
     """The share of each `tasks.error_kind` among completions of held-out sums at temperature 1."""
     tokenizer = make_tokenizer()

@@ -7,8 +7,8 @@
     python train.py --resume --out runs/...       # go on where a run was stopped or killed
     python train.py --eval-only --model DIR --task gsm8k --eval-samples 8
 
-Read `train_step` first: one screen, the paper's algorithm phase by phase. The baselines are settings
-of the same loop, not other code.
+Read `train_step` first: one screen, the paper's algorithm phase by phase. The baselines are
+settings of the same loop, not other code.
 
 Everything random is a function of (seed, step): the prompts, the rollouts, the random rule. A run
 that is resumed needs no generator state to repeat exactly what the uninterrupted one did.
@@ -56,7 +56,7 @@ from grpo import (
 )
 from lora import add_lora, load_with_adapter, save_merged, trained_weights
 from pods import RULES, down_sample
-from rewards import DEFAULT_WEIGHTS, score
+from rewards import DEFAULT_WEIGHTS, grader_stats, score
 from rollouts import Rollouts, TorchSampler, VLLMSampler
 from tiny import TINY_POLICY
 
@@ -145,6 +145,11 @@ class Config:
     threads: int | None = option(
         None, "CPU threads; default: 1 for models below 10M parameters, else torch's choice"
     )
+
+    def __post_init__(self) -> None:
+        if self.steps is None and self.minutes is None:
+            self.steps = DEFAULT_STEPS
+        check(self)
 
 
 def check(config: Config) -> None:
@@ -236,11 +241,7 @@ def parse(argv: list[str] | None) -> tuple[Config, argparse.Namespace]:
     }
     if command.resume:
         given = resumed_settings(command.out, given)
-    config = Config(**given)
-    if config.steps is None and config.minutes is None:
-        config.steps = DEFAULT_STEPS
-    check(config)
-    return config, command
+    return Config(**given), command
 
 
 def resumed_settings(out: Path | None, given: dict) -> dict:
@@ -295,6 +296,7 @@ def train_step(run: "Run", step: int) -> None:
     with run.clock("score"):
         completions = [text for group in rollouts.texts for text in group]
         answers = [problem.answer for problem in problems for _ in range(n)]
+        failures = grader_failures()
         parts = score(completions, answers, weights, run.opens_think)
         rewards = torch.tensor(parts["total"], dtype=torch.float64).view(P, n)  # [P, n]
     with run.clock("select"):
@@ -320,8 +322,15 @@ def train_step(run: "Run", step: int) -> None:
         "completion_length": rollouts.mask.sum(-1).double().mean().item(),
         "truncated": 1 - rollouts.finished.double().mean().item(),
         "groups_without_signal": int((~has_signal(kept_rewards)).sum()),
+        "grader_failures": grader_failures() - failures,
     }
     run.record(stats, examples(step, problems, rollouts, parts, keep))
+
+
+def grader_failures() -> int:
+    """Answers so far that the grader gave up on, too big or too slow: scored 0, perhaps right."""
+    stats = grader_stats()
+    return stats["failed"] + stats["refused"]
 
 
 def update(run: "Run", kept: Rollouts, advantages: torch.Tensor) -> dict[str, float]:
@@ -362,8 +371,8 @@ def update(run: "Run", kept: Rollouts, advantages: torch.Tensor) -> dict[str, fl
         with torch.autocast(mask.device.type, torch.bfloat16, enabled=autocast):
             return token_log_probs(policy, *inputs, T, config.temperature)  # [micro-batch, T]
 
-    # The ratio's denominator belongs to the policy that generated, fixed before the first step. With
-    # a single step that is the policy of this very forward pass: no need to compute it twice.
+    # The ratio's denominator belongs to the policy that generated, fixed before the first step.
+    # With a single step that is the policy of this very forward pass: no need to compute it twice.
     old = {}
     if config.epochs > 1:
         with torch.no_grad():

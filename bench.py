@@ -1,0 +1,1347 @@
+"""What PODS costs and what it buys, measured side by side in one run.
+
+    python bench.py race       # accuracy against training time: GRPO, GRPO-GA, PODS, other rules
+    python bench.py select     # the rule against torch.sort, the authors' loop and brute force
+    python bench.py sampler    # tokens per second of each sampler, and the share of the prefill
+    python bench.py update     # time and peak memory of the update against m
+    python bench.py peers      # one step of TRL's GRPOTrainer and of train.py; needs trl==1.16.0
+    python bench.py profile    # where a step goes, and how much of the machine's peak it reaches
+
+A number from one machine on one day says little, a ratio says more, and a ratio of two things timed
+in turn in the same process says most: whatever slows the machine down then hits both. So
+everything that is compared here is interleaved, repeated, and reported with its spread. Each
+command prints a table and writes `NAME.json` (with the command and the machine) and, where a
+picture helps, `NAME.png` to --out, by default `runs/bench`.
+
+The race runs train.py's own step on train.py's own clock, evaluation excluded; its arms are
+settings. Left out: comparisons of numbers that were not measured in the same run (the paper's own
+are shown beside ours, never divided by them).
+
+Legend: P prompts, n rollouts a prompt, m kept, G groups, B = P*m sequences, L prompt tokens, T
+completion tokens, V vocabulary. An arm is one setting of train.py in the race.
+"""
+
+import argparse
+import csv
+import importlib.util
+import io
+import itertools
+import json
+import math
+import os
+import platform
+import random
+import re
+import resource
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+import rollouts
+import train
+from pods import max_variance
+from rollouts import Rollouts, TorchSampler, eos_token_ids, pack
+
+Curve = Sequence[tuple[float, float]]  # (time, accuracy), without the anchor at time 0
+
+
+# ---- measuring and reporting ---------------------------------------------------------------------
+
+
+def interleaved(
+    functions: dict[str, Callable[[], object]], rounds: int, least: float = 0.002
+) -> dict[str, list[float]]:
+    """Seconds a call of each function, measured in turn, `rounds` times.
+
+    A first call of each warms up caches and finds how many calls make `least` seconds, so that the
+    clock's own cost does not show. Round i of every function belongs together: see `ratio`.
+    """
+    calls = {}
+    for name, function in functions.items():
+        seconds = min(seconds_of(function, 1), seconds_of(function, 1))
+        calls[name] = max(1, math.ceil(least / max(seconds, 1e-9)))
+    times = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            times[name].append(seconds_of(function, calls[name]))
+    return times
+
+
+def seconds_of(function: Callable[[], object], calls: int) -> float:
+    """Seconds a call, a GPU's work included."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        function()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / calls
+
+
+def ratio(times: dict[str, list[float]], numerator: str, denominator: str) -> list[float]:
+    """The ratio of two functions' times: [median, lower quartile, upper quartile] over rounds.
+
+    Each round gives one ratio of neighbours in time, so slow minutes of the machine cancel.
+    """
+    ratios = [a / b for a, b in zip(times[numerator], times[denominator], strict=True)]
+    low, median, high = quartiles(ratios)
+    return [median, low, high]
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, median, high
+
+
+def processes(count: int) -> ProcessPoolExecutor:
+    """`count` processes that have imported this file and done nothing yet."""
+    context = get_context(
+        "forkserver"
+    )  # imports once; a fork of *this* process would share its past
+    context.set_forkserver_preload(["__main__", "bench"])
+    return ProcessPoolExecutor(count, context, initializer=start_process)
+
+
+def start_process() -> None:
+    """No progress bars, and one thread, which is what train.py chooses for its small model."""
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+
+
+def machine() -> dict[str, object]:
+    """What the numbers were measured on."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        found = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text())
+        name = found.group(1) if found else name
+    return {
+        "cpu": name,
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "load": os.getloadavg()[0],  # runnable processes: above `cores`, others were working too
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+    }
+
+
+def table(title: str, rows: Sequence[dict]) -> str:
+    """Rows of equal keys as aligned text; three digits; [a, low, high] as a (low-high)."""
+
+    def shown(value: object) -> str:
+        if value is None:
+            return "-"
+        if isinstance(value, (list, tuple)):
+            return f"{shown(value[0])} ({shown(value[1])}-{shown(value[2])})"
+        if isinstance(value, float):
+            return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+        return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
+
+    cells = [list(rows[0]), *([shown(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in cells]
+    return "\n".join(["", title, *lines])
+
+
+def write(arguments: argparse.Namespace, result: dict) -> Path:
+    """`OUT/NAME.json`: the result with its command and machine."""
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / f"{arguments.bench}.json"
+    head = {"bench": arguments.bench, "command": arguments.command, "machine": machine()}
+    train.write_atomically(path, json.dumps(head | result) + "\n")
+    print(f"\nwritten to {path}")
+    return path
+
+
+def new_figure(columns: int, height: float = 4.2):
+    """A figure with a row of axes; without pyplot, so there is no window and no global state."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2 * columns, height), layout="constrained")
+    return figure, figure.subplots(1, columns, squeeze=False)[0]
+
+
+SELECT_WAYS = {
+    "sort": "torch.sort alone",
+    "max_variance": "pods.max_variance",
+    "authors": "m + 1 subsets of size m",
+    "brute": "all C(n, m) subsets",
+}
+ONE_GROUP = ((1, n) for n in (16, 64, 256, 1024, 4096, 65_536, 1_000_000))
+SELECT_SIZES = (*ONE_GROUP, *itertools.product((16, 512, 4096), (64, 1024)))
+
+
+# ---- select --------------------------------------------------------------------------------------
+
+
+def authors_way(rewards: torch.Tensor, m: int) -> torch.Tensor:
+    """The obvious max-variance selection for one group [n]: build all m + 1 subsets, compare.
+
+    This is how the paper's released trainers do it: each subset is put together, the i lowest and
+    the m - i highest, and its variance computed from all its m members.
+    """
+    order = rewards.argsort()  # [n]
+    best, largest = None, -math.inf
+    for i in range(m + 1):
+        subset = torch.cat([order[:i], order[len(order) - (m - i) :]])  # [m]
+        variance = rewards[subset].var(correction=0).item()
+        if variance > largest:
+            best, largest = subset, variance
+    return best.sort().values
+
+
+def brute_force(rewards: torch.Tensor, m: int) -> torch.Tensor:
+    """The best of all subsets of size m of one group [n]: C(n, m) of them."""
+    subsets = torch.tensor(list(itertools.combinations(range(len(rewards)), m)))  # [C(n, m), m]
+    return subsets[rewards[subsets].var(-1, correction=0).argmax()]
+
+
+def each_group(
+    function: Callable[[torch.Tensor, int], torch.Tensor], rewards: torch.Tensor, m: int
+) -> torch.Tensor:
+    """A function for one group, applied to every row of rewards [G, n]: indices [G, m]."""
+    return torch.stack([function(group, m) for group in rewards])
+
+
+def select(arguments: argparse.Namespace) -> dict:
+    """How long max-variance selection takes.
+
+    `max_variance` is one sort and a few passes, so it should stay within 3x of torch.sort of the
+    same rewards where the work, not the call, is what costs; below about 10,000 rewards a call of
+    anything costs tens of microseconds. The authors' way costs m + 1 small subsets for every group.
+    What would take longer than --patience a call is left out ("-").
+    """
+    rows = []
+    for G, n in SELECT_SIZES if arguments.sizes is None else arguments.sizes:
+        m = max(2, n // 4)
+        generator = torch.Generator().manual_seed(n + G)
+        rewards = torch.randn(G, n, dtype=torch.float64, generator=generator)
+        functions = {
+            "sort": partial(torch.sort, rewards),
+            "max_variance": partial(max_variance, rewards, m),
+        }
+        for name, function, most in (("authors", authors_way, 4096), ("brute", brute_force, 16)):
+            if n <= most:
+                seconds = G * seconds_of(partial(function, rewards[0], m), 1)
+                if seconds <= arguments.patience:
+                    functions[name] = partial(each_group, function, rewards, m)
+        times = interleaved(functions, arguments.rounds)
+
+        row = {"groups": G, "n": n, "m": m}
+        for name in SELECT_WAYS:
+            row[f"{name} ms"] = 1e3 * statistics.median(times[name]) if name in times else None
+        row["max_variance / sort"] = ratio(times, "max_variance", "sort")
+        for name in ("authors", "brute"):
+            measured = name in times
+            row[f"{name} / max_variance"] = ratio(times, name, "max_variance") if measured else None
+        rows.append(row)
+    print(table("selection: ratios as median (quartiles) over rounds", rows))
+    draw_select(rows, arguments.out / "select.png")
+    return {"rows": rows}
+
+
+def draw_select(rows: list[dict], path: Path) -> None:
+    """Time of one call against the group's size, and against the number of groups."""
+    figure, (left, right) = new_figure(2)
+    most = max(row["n"] for row in rows if row["groups"] > 1)
+    views = (
+        (left, "n", [row for row in rows if row["groups"] == 1], "one group, m = n / 4"),
+        (right, "groups", [row for row in rows if row["n"] == most], f"n = {most}, m = n / 4"),
+    )
+    for axes, key, view, title in views:
+        for name in SELECT_WAYS:
+            points = [(row[key], row[f"{name} ms"]) for row in view if row[f"{name} ms"]]
+            if points:
+                axes.loglog(*zip(*points), marker="o", ms=4, label=SELECT_WAYS[name])
+        axes.set(
+            title=title, xlabel={"n": "rollouts n in the group"}.get(key, "groups in one call")
+        )
+        axes.set_ylabel("milliseconds a call")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+# ---- sampler -------------------------------------------------------------------------------------
+
+
+class GenerateSampler:
+    """transformers' own `generate`, as most trainers call it; only the tokens, no log-probs."""
+
+    def __init__(self, model: nn.Module, tokenizer) -> None:
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.eos_ids = eos_token_ids(model, tokenizer)
+
+    @torch.inference_mode()
+    def generate(self, prompts, n, max_new_tokens, temperature, seed) -> torch.Tensor:
+        """Completion ids [P*n, T], padded after EOS."""
+        torch.manual_seed(seed)
+        inputs = self.tokenizer.pad(
+            {"input_ids": prompts}, padding_side="left", return_tensors="pt"
+        ).to(self.model.device)
+        ids = self.model.generate(
+            **inputs,
+            do_sample=True,
+            temperature=temperature,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=max_new_tokens,
+            num_return_sequences=n,
+            eos_token_id=self.eos_ids,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+        return ids[:, inputs["input_ids"].shape[1] :]
+
+
+def count_tokens(completions: "Rollouts | torch.Tensor", eos_ids: Sequence[int]) -> int:
+    """Completion tokens, EOS included: what is padded after it is no work done."""
+    if isinstance(completions, Rollouts):
+        return int(completions.mask.sum())
+    ended = torch.isin(completions, torch.tensor(eos_ids, device=completions.device)).long()
+    return int((ended.cumsum(-1) - ended == 0).sum())  # tokens with no EOS before them
+
+
+def samplers(model: nn.Module, tokenizer) -> dict[str, object]:
+    """Everything that can generate here, by name."""
+    found = {"generate": GenerateSampler(model, tokenizer), "torch": TorchSampler(model, tokenizer)}
+    if importlib.util.find_spec("vllm") is None:
+        print("vLLM is not installed here: no row for it")
+    else:
+        found["vllm"] = rollouts.VLLMSampler(model, tokenizer)
+    return found
+
+
+def sampler_rows(
+    found: dict[str, object], prompts: list[list[int]], n: int, length: int, rounds: int
+) -> list[dict]:
+    """One row a sampler, for n rollouts of each prompt."""
+    functions = {}
+    for name, one in found.items():
+        functions[name] = partial(one.generate, prompts, n, length, 1.0, seed=0)
+        functions[f"{name}, 1 token"] = partial(one.generate, prompts, n, 1, 1.0, seed=0)
+    tokens = {name: count_tokens(functions[name](), found["generate"].eos_ids) for name in found}
+    times = interleaved(functions, rounds)
+    # Each draws its own tokens from the same policy, so seconds compare only token by token.
+    per_token = {name: [seconds / tokens[name] for seconds in times[name]] for name in found}
+    return [
+        {
+            "n": n,
+            "sampler": name,
+            "tokens": tokens[name],
+            "tokens/s": 1 / statistics.median(per_token[name]),
+            "prefill share": ratio(times, f"{name}, 1 token", name),
+            "speed / generate": ratio(per_token, "generate", name),
+        }
+        for name in found
+    ]
+
+
+def sampler(arguments: argparse.Namespace) -> dict:
+    """Completion tokens per second of TorchSampler, transformers' `generate` and vLLM.
+
+    All sample the same prompts from the same weights at temperature 1, in turn, without top-k or
+    top-p. TorchSampler and vLLM also return texts and log-probs in that time, `generate` only ids.
+    The prefill's share is the time of a call for one token over the time of the whole call.
+    """
+    config = train.Config(model=arguments.model, task=arguments.task, data=arguments.data)
+    with tempfile.TemporaryDirectory() as folder:
+        run = train.Run(config, Path(folder) / "run", train=False)
+        data = next(iter(run.eval_data.values()))
+        prompts = data.prompt_ids[: arguments.prompts]
+        length = min(arguments.max_new_tokens, run.max_new_tokens)
+        found = samplers(run.model, run.tokenizer)
+        rows = [
+            row
+            for n in arguments.n
+            for row in sampler_rows(found, prompts, n, length, arguments.rounds)
+        ]
+    print(table(f"generation: {len(prompts)} prompts of {config.task}, {config.model}", rows))
+    draw_sampler(rows, arguments.out / "sampler.png")
+    return {"model": config.model, "prompts": len(prompts), "rows": rows}
+
+
+def draw_sampler(rows: list[dict], path: Path) -> None:
+    """Tokens per second and the prefill's share against n."""
+    figure, (left, right) = new_figure(2)
+    for name in dict.fromkeys(row["sampler"] for row in rows):
+        view = [row for row in rows if row["sampler"] == name]
+        n = [row["n"] for row in view]
+        left.plot(n, [row["tokens/s"] for row in view], marker="o", label=name)
+        right.plot(n, [row["prefill share"][0] for row in view], marker="o", label=name)
+    left.set(title="Speed of generation", ylabel="completion tokens per second")
+    right.set(title="Share of the time until the first token", ylabel="share of a call")
+    for axes in (left, right):
+        axes.set(xlabel="rollouts n for each prompt", xscale="log", ylim=(0, None))
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+# ---- update --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UpdateCase:
+    """One update to measure: m rollouts of each of P prompts, every completion T tokens long."""
+
+    m: int
+    P: int = 4
+    T: int = 22  # the tiny policy's usual completion
+    micro_batch: int = 256
+    vocabulary: int | None = None  # None: the tiny policy
+
+
+def prepare_update(case: UpdateCase) -> Callable[[], object]:
+    """train.py's own update, on random rollouts of exactly this size, ready to be called."""
+    if case.vocabulary is None:
+        model, _ = train.load_model(train.Config.model)
+    else:
+        shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 1}
+        model = Qwen2ForCausalLM(
+            Qwen2Config(vocab_size=case.vocabulary, **shape, **heads, tie_word_embeddings=True)
+        ).to("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    sizes, device = (case.P, case.m, case.T), model.device
+    kept = Rollouts(
+        prompt_ids=torch.randint(model.config.vocab_size, (case.P, 6), device=device),
+        prompt_mask=torch.ones(case.P, 6, dtype=torch.bool, device=device),
+        completion_ids=torch.randint(model.config.vocab_size, sizes, device=device),
+        mask=torch.ones(sizes, dtype=torch.bool, device=device),
+        log_probs=torch.zeros(sizes, device=device),
+        finished=torch.ones(case.P, case.m, dtype=torch.bool, device=device),
+        texts=[[""] * case.m for _ in range(case.P)],
+    )
+    advantages = torch.tensor([1.0, -1.0]).repeat(case.P, case.m)[:, : case.m]  # none is 0
+    config = train.Config(m=case.m, micro_batch=case.micro_batch)
+    return partial(train.update, update_only(model, config, case.T), kept, advantages)
+
+
+def update_only(model: nn.Module, config: train.Config, max_new_tokens: int) -> SimpleNamespace:
+    """As much of a train.Run as `train.update` needs."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    return SimpleNamespace(
+        config=config,
+        model=model,
+        optimizer=optimizer,
+        reference=None,
+        max_new_tokens=max_new_tokens,
+    )
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers how many elements the largest float32 result had while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (list, tuple)) else [result]:
+            if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32:
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def update_memory(case: UpdateCase) -> tuple[int, int]:
+    """Bytes one update needs beyond weights, gradients and optimizer state; its largest tensor's.
+
+    To be called in a process of its own: on a CPU the only peak that can be read is the process's,
+    over its whole life. A first update of one token brings everything that stays afterwards.
+    """
+    update = prepare_update(case)
+    prepare_update(replace(case, m=2, P=1, T=1))()
+    before = peak_bytes()
+    update()
+    needed = peak_bytes() - before
+    with LargestTensor() as largest:
+        update()
+    return needed, 4 * largest.elements
+
+
+def memory_in_new_process(case: UpdateCase) -> tuple[int, int]:
+    """`update_memory`, from a process that has no peak to hide behind."""
+    with processes(1) as pool:
+        return pool.submit(update_memory, case).result()
+
+
+def peak_bytes() -> int:
+    """The most memory ever held: by torch's allocator on a GPU, else by this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux's getrusage would count what the parent process held, too
+        return 1024 * int(re.search(r"VmHWM:\s*(\d+)", status.read_text()).group(1))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak  # bytes on macOS, else KiB
+
+
+def update(arguments: argparse.Namespace) -> dict:
+    """Time and memory of train.py's update against m: why GRPO-GA is slow, and why it exists.
+
+    Three tables: all kept rollouts in one micro-batch (time and memory grow with m: what PODS
+    saves), micro-batches of a fixed size (memory stays, time grows: GRPO-GA), and the vocabulary of
+    Qwen2.5 on a narrow model, where logits are all that matters (no float32 [m, T, V] is made).
+    """
+    P, sizes = arguments.prompts, sorted(arguments.m)
+    views = {
+        "one micro-batch": [UpdateCase(m, P, micro_batch=P * sizes[-1]) for m in sizes],
+        f"micro-batches of {16 * P}": [UpdateCase(m, P, micro_batch=16 * P) for m in sizes],
+    }
+    result = {}
+    for title, cases in views.items():
+        times = interleaved({case.m: prepare_update(case) for case in cases}, arguments.rounds)
+        rows = []
+        for case in cases:
+            needed, _ = memory_in_new_process(case)
+            row = {"m": case.m, "micro-batches": math.ceil(case.m * P / case.micro_batch)}
+            row |= {"ms": 1e3 * statistics.median(times[case.m]), "memory MB": needed / 1e6}
+            row["time / largest m"] = ratio(times, case.m, sizes[-1])
+            rows.append(row)
+        for row in rows:
+            row["memory / largest m"] = row["memory MB"] / rows[-1]["memory MB"]
+        print(table(f"update on {P} prompts, {title}", rows))
+        result[title] = rows
+    result["large vocabulary"] = vocabulary_rows(sizes, arguments.vocabulary)
+    print(table(f"one prompt, V={arguments.vocabulary:,}", result["large vocabulary"]))
+    draw_update(result, arguments.out / "update.png")
+    return {"tables": result}
+
+
+def vocabulary_rows(sizes: list[int], vocabulary: int) -> list[dict]:
+    """Peak memory, and the largest float32 tensor, beside what all logits would take."""
+    rows = []
+    for m in sizes:
+        case = UpdateCase(m, P=1, T=32, micro_batch=m, vocabulary=vocabulary)
+        needed, largest = memory_in_new_process(case)
+        row = {"m": m, "T": case.T, "[m, T, V] float32 MB": 4 * m * case.T * vocabulary / 1e6}
+        rows.append(row | {"largest tensor MB": largest / 1e6, "memory MB": needed / 1e6})
+    return rows
+
+
+def draw_update(result: dict[str, list[dict]], path: Path) -> None:
+    """Time and memory against m."""
+    figure, (left, middle, right) = new_figure(3)
+    *views, vocabulary = result.items()
+    for title, rows in views:
+        m = [row["m"] for row in rows]
+        left.plot(m, [row["ms"] for row in rows], marker="o", label=title)
+        middle.plot(m, [row["memory MB"] for row in rows], marker="o", label=title)
+    for key in ("[m, T, V] float32 MB", "largest tensor MB", "memory MB"):
+        right.plot(*zip(*[(row["m"], row[key]) for row in vocabulary[1]]), marker="o", label=key)
+    left.set(title="Time of an update", ylabel="milliseconds")
+    middle.set(title="Memory of an update", ylabel="MB beyond weights and optimizer")
+    right.set(title="A large vocabulary", ylabel="MB")
+    for axes in (left, middle, right):
+        axes.set(xlabel="rollouts kept for each prompt, m", ylim=(0, None))
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+# ---- the measure ---------------------------------------------------------------------------------
+
+
+def speedup(baseline: Curve, pods: Curve, fraction: float = 0.99) -> float | None:
+    """How many times sooner `pods` is as good as the baseline gets: the paper's measure.
+
+    Args:
+        baseline, pods: (time, accuracy) pairs on a common grid, each a mean over runs, without the
+            anchor at time 0.
+        fraction: of the baseline's best accuracy that has to be reached.
+
+    Returns:
+        The ratio of the first times at which each curve is there; None if one never is.
+    """
+    target = fraction * max(accuracy for _, accuracy in baseline)
+    first = [
+        next((time for time, accuracy in curve if accuracy >= target), None)
+        for curve in (baseline, pods)
+    ]
+    return None if None in first else first[0] / first[1]
+
+
+def bootstrap(
+    statistic: Callable[[list[int]], float | None], runs: int, draws: int = 1000, seed: int = 0
+) -> list[float]:
+    """The 95% interval of a statistic of some runs, by drawing the runs anew with replacement.
+
+    Args:
+        statistic: of a list of run numbers, each in range(runs), some of them repeated. None counts
+            as 0: a curve that never arrives is infinitely slow.
+        runs: how many there are. A handful of runs gives a rough interval, and too narrow a one.
+    """
+    rng = random.Random(seed)
+    drawn = [rng.choices(range(runs), k=runs) for _ in range(draws)]
+    values = sorted(statistic(chosen) or 0.0 for chosen in drawn)
+    return [values[int(0.025 * draws)], values[int(0.975 * draws)]]
+
+
+def mean_curve(times: Sequence[float], runs: Sequence[Sequence[float]]) -> Curve:
+    """The mean over runs of their accuracies at common times."""
+    return [(time, statistics.fmean(values)) for time, values in zip(times, zip(*runs))]
+
+
+# The paper's settings: file name or tag of the baseline and of PODS in the authors' logs, then what
+# was measured. Single GPU: test set, metric, hours shown, hours between checkpoints.
+SINGLE_GPU = {
+    "GSM8K, Qwen2.5-3B, L40S": ("GSM8K-512-16-16", "GSM8K-512-64-16", "gsm8k", "ans_acc", 6, 1 / 2),
+    "MATH, Qwen2.5-3B, L40S": (
+        "MATH-NF-512-8-8",
+        "MATH-NF-512-32-8",
+        "math500",
+        "ans_acc",
+        6,
+        1 / 2,
+    ),
+    "GSM8K, Llama-3.2-3B, L40S": (
+        *("Llama-512-16-16-0.04", "Llama-512-64-16-0.04", "gsm8k", "both_acc"),
+        *(3 / 2, 1 / 6),
+    ),
+}
+EIGHT_GPUS = {
+    "GSM8K, Qwen2.5-3B, 8 x H100": "h100s-acc.csv",
+    "GSM8K, Qwen2.5-7B, 8 x A100": "a100s-acc.csv",
+}
+
+
+def paper_curves(folder: Path | str) -> dict[str, dict]:
+    """The authors' published evaluation logs (`results/` of github.com/YixuanEvenXu/pods).
+
+    Returns:
+        For each setting: `unit` of time, `times`, and for `baseline` and `pods` a list of runs,
+        each the accuracies at these times. `mean_curve` and `speedup` take it from there.
+    """
+    settings, folder = {}, Path(folder)
+    for name, (baseline, pods, data, metric, hours, every) in SINGLE_GPU.items():
+        times = [every * (i + 1) for i in range(round(hours / every))]
+        setting = {"unit": "hours", "times": times}
+        for arm, stem in (("baseline", baseline), ("pods", pods)):
+            logs = sorted(folder.glob(f"Instruct-{stem}-Run*.json"))
+            setting[arm] = [checkpoint_log(log, data, metric)[: len(times)] for log in logs]
+        settings[name] = setting
+    for name, file in EIGHT_GPUS.items():
+        times = list(range(2, 31, 2))
+        setting = {"unit": "minutes", "times": times}
+        for arm, tag in (("baseline", "-n32-m32-ga16 "), ("pods", "-n128-m32-ga4 ")):
+            setting[arm] = table_log(folder / file, tag, times)
+        settings[name] = setting
+    return settings
+
+
+def checkpoint_log(path: Path, data: str, metric: str) -> list[float]:
+    """One run's accuracies, a mean over repeats for each checkpoint, in the order of the steps."""
+    checkpoints = json.loads(path.read_text())
+    order = sorted(checkpoints, key=lambda name: int(name.rpartition("-")[2]))
+    return [statistics.fmean(checkpoints[name][data][metric]) for name in order]
+
+
+def table_log(path: Path, tag: str, minutes: Sequence[float]) -> list[list[float]]:
+    """The accuracies of the runs whose name holds `tag`, at the rows nearest to these minutes."""
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    runs = []
+    for column in rows[0]:
+        if tag in column and column.endswith("accuracy_reward/mean"):
+            points = [
+                (float(row["eval/time"]) / 60, float(row[column])) for row in rows if row[column]
+            ]
+            runs.append([min(points, key=lambda p: abs(p[0] - minute))[1] for minute in minutes])
+    return runs
+
+
+# ---- race ----------------------------------------------------------------------------------------
+
+ARMS = {  # all of them with train.py's micro-batch, which is what P = 4 and m = 16 need
+    "grpo": {"n": 16, "m": 16},
+    "grpo-ga": {"n": 64, "m": 64},
+    "pods": {"n": 64, "m": 16, "rule": "max_variance"},
+    "random": {"n": 64, "m": 16, "rule": "random"},
+    "max-reward": {"n": 64, "m": 16, "rule": "max_reward"},
+    "percentile": {"n": 64, "m": 16, "rule": "percentile"},
+}
+
+
+class Racer(train.Run):
+    """One run of train.py that can be stopped at any mark of its own clock, and started again."""
+
+    def __init__(self, config: train.Config, folder: Path) -> None:
+        with redirect_stdout(io.StringIO()):
+            super().__init__(config, folder)
+        self.curve = {"time": [], "step": [], "accuracy": [], "idle": []}
+        self.mark()
+
+    def record(self, stats: dict, shown: list[dict]) -> None:
+        """Where train.py would write files and evaluate, only remember: the marks do the rest."""
+        self.time += sum(self.seconds.values())
+        self.rows.append(stats | {"seconds": self.seconds})
+
+    def advance(self, until: float) -> None:
+        """Train until this many seconds of training time, then evaluate."""
+        while self.time < until:
+            self.advance_one()
+        self.mark()
+
+    def advance_one(self) -> None:
+        """One step."""
+        self.step += 1
+        self.seconds = dict.fromkeys(train.PHASES, 0.0)
+        train.train_step(self, self.step)
+
+    def mark(self) -> None:
+        """Evaluate, off the clock. `idle`: shares of groups without signal, summed over steps."""
+        idle = sum(row["groups_without_signal"] for row in self.rows) / self.config.prompts_per_step
+        values = (self.time, self.step, next(iter(self.evaluation().values()))["accuracy"], idle)
+        for key, value in zip(self.curve, values, strict=True):
+            self.curve[key].append(round(value, 4))
+
+    def result(self) -> dict:
+        """The curve, its mean height, and the mean seconds of each phase of a step."""
+        seconds = {
+            phase: statistics.fmean(row["seconds"][phase] for row in self.rows)
+            for phase in train.PHASES
+        }
+        mean = statistics.fmean(self.curve["accuracy"][1:])
+        return {"curve": self.curve, "mean_accuracy": mean, "seconds": seconds}
+
+
+def heat(settings: dict[str, train.Config], marks: Sequence[float], seed: int) -> dict[str, dict]:
+    """One seed of all arms, in one process: each trains up to the next mark, then the next arm.
+
+    Slices of a second or so let whatever else the machine does hit all arms alike.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        racers = {
+            name: Racer(replace(config, seed=seed), Path(folder) / str(i))
+            for i, (name, config) in enumerate(settings.items())
+        }
+        for mark in marks:
+            for racer in racers.values():
+                racer.advance(mark)
+        return {name: racer.result() for name, racer in racers.items()}
+
+
+def run_heats(
+    settings: dict[str, train.Config], seeds: int, marks: Sequence[float], jobs: int
+) -> dict[str, list[dict]]:
+    """The runs of each arm, one a seed; `jobs` seeds at a time, each in a process of its own."""
+    print(f"{len(settings)} runs of {marks[-1]:g} s of training, {seeds} seeds, {jobs} at a time")
+    if jobs == 1:
+        heats = [heat(settings, marks, seed) for seed in range(seeds)]
+    else:
+        with processes(jobs) as pool:
+            heats = list(pool.map(partial(heat, settings, marks), range(seeds)))
+    return {name: [one[name] for one in heats] for name in settings}
+
+
+Rates = dict[float, list[dict]]  # the runs of one arm, one a seed, at each learning rate tried
+
+
+def common_grid(
+    runs: list[dict], spacing: float, x: str = "time", y: str = "accuracy"
+) -> tuple[np.ndarray, np.ndarray]:
+    """A common grid of times (or steps), and y of the runs there [runs, points]: straight lines
+    between the marks, because every run reaches a mark a fraction of a step late.
+    """
+    end = min(run["curve"][x][-1] for run in runs)
+    grid = spacing * np.arange(1, int(end / spacing + 1e-9) + 1)
+    return grid, np.stack([np.interp(grid, run["curve"][x], run["curve"][y]) for run in runs])
+
+
+def best_rate(rates: Rates, chosen: Sequence[int] | None = None) -> float:
+    """The learning rate with the best accuracy on average over the race: early *and* high."""
+    chosen = range(len(next(iter(rates.values())))) if chosen is None else chosen
+    return max(rates, key=lambda lr: sum(rates[lr][i]["mean_accuracy"] for i in chosen))
+
+
+def compare(baseline: Rates, rates: Rates, axis: str, spacing: float) -> list[float | None]:
+    """`speedup` of an arm over a baseline, both at their best rate, with its bootstrap interval.
+
+    A draw takes the same seeds for both, since those raced side by side, and chooses the rates
+    anew, so the interval knows that they were chosen.
+    """
+    seeds = len(next(iter(rates.values())))
+    grids = [
+        {lr: common_grid(runs, spacing, axis) for lr, runs in arm.items()}
+        for arm in (baseline, rates)
+    ]
+
+    def statistic(chosen) -> float | None:
+        curves = []
+        for arm, grid in zip((baseline, rates), grids):
+            times, accuracies = grid[best_rate(arm, chosen)]
+            curves.append(mean_curve(times, accuracies[chosen]))
+        return speedup(*curves)
+
+    return [statistic(list(range(seeds))), *bootstrap(statistic, seeds)]
+
+
+def standings(
+    arms: dict[str, Rates], baselines: Sequence[str], spacing: float
+) -> tuple[list[dict], list[dict]]:
+    """What each arm costs and reaches, and how much sooner than the baselines: two tables."""
+    costs, gains = [], []
+    for name, rates in arms.items():
+        lr = best_rate(rates)
+        runs = rates[lr]
+        seconds = {p: statistics.fmean(run["seconds"][p] for run in runs) for p in train.PHASES}
+        final = [run["curve"]["accuracy"][-1] for run in runs]
+        error = statistics.stdev(final) / math.sqrt(len(final)) if len(final) > 1 else 0.0
+        row = {"arm": name, "lr": lr, "s/step": sum(seconds.values())} | seconds
+        row["steps"] = round(statistics.fmean(run["curve"]["step"][-1] for run in runs))
+        last = [run["curve"]["idle"][-1] / run["curve"]["step"][-1] for run in runs]
+        row["no signal"] = statistics.fmean(last)
+        row["peak"] = float(common_grid(runs, spacing)[1].mean(0).max())
+        costs.append(row | {"final": statistics.fmean(final), "+-": error})
+        gain = {"arm": name, "lr": lr}
+        for baseline in baselines:
+            for axis, width in (("time", spacing), ("step", 1)):
+                other = arms[baseline] if baseline in arms and baseline != name else None
+                key = f"{axis} vs {baseline}"
+                gain[key] = compare(other, rates, axis, width) if other else None
+        gains.append(gain)
+    return costs, gains
+
+
+def race(arguments: argparse.Namespace) -> dict:
+    """Accuracy against training time for GRPO, GRPO-GA, PODS and the other rules.
+
+    Every arm is a setting of train.py: same policy, prompts and micro-batch. The first tables give
+    all arms one learning rate, the second ones the best of --grid to each of the --tuned arms. An
+    arm's best rate has the highest accuracy on average over the race. What is reported: seconds a
+    step by phase, groups without signal, peak of the mean curve, accuracy at the end, and how many
+    times sooner (in training time, and in steps) an arm reaches 99% of a baseline's best, with the
+    95% interval of a bootstrap over seeds.
+    """
+    base, _ = train.parse([*arguments.train_flags, "--eval-every", "0"])
+    marks = [
+        arguments.every * (i + 1) for i in range(round(60 * arguments.minutes / arguments.every))
+    ]
+    if arguments.sweep:
+        return sweep(arguments, base, marks)
+    grid = sorted({*arguments.grid, base.lr})
+    names = {
+        arm: {lr: f"{arm} {lr:g}" for lr in (grid if arm in arguments.tuned else [base.lr])}
+        for arm in arguments.arms
+    }
+    settings = {
+        name: replace(base, **ARMS[arm], lr=lr)
+        for arm, rates in names.items()
+        for lr, name in rates.items()
+    }
+    runs = run_heats(settings, arguments.seeds, marks, arguments.jobs)
+    arms = {arm: {lr: runs[name] for lr, name in rates.items()} for arm, rates in names.items()}
+
+    spacing, baselines = arguments.every / 4, ("grpo-ga", "grpo")
+    common = {arm: {base.lr: rates[base.lr]} for arm, rates in arms.items()}
+    tuned = {arm: rates for arm, rates in arms.items() if len(rates) > 1}
+    tables = {"common": standings(common, baselines, spacing)}
+    show_standings(f"all at learning rate {base.lr:g}", *tables["common"])
+    if tuned:
+        tables["tuned"] = standings(tuned, baselines, spacing)
+        show_standings(
+            f"each at its best of {', '.join(f'{lr:g}' for lr in grid)}", *tables["tuned"]
+        )
+        warn_of_edges(tuned)
+    account = where_the_gain_comes_from(tables.get("tuned", tables["common"]))
+    draw_race(common, tuned, spacing, arguments.out / "race.png")
+    draw_account(arms, account, arguments.out / "race_account.png")
+    tables = {name: {"costs": costs, "gains": gains} for name, (costs, gains) in tables.items()}
+    return {"seconds": marks[-1], "tables": tables, "account": account, "runs": arms}
+
+
+def show_standings(title: str, costs: list[dict], gains: list[dict]) -> None:
+    """Print the two tables of `standings`."""
+    print(table(f"{title}: seconds a step by phase, accuracy of all seeds' mean", costs))
+    if any(value for row in gains for key, value in row.items() if " vs " in key):
+        print(table("times sooner at 99% of the baseline's best (95% interval)", gains))
+
+
+def warn_of_edges(tuned: dict[str, Rates]) -> None:
+    """A best rate at the edge of the grid may not be the best one."""
+    for arm, rates in tuned.items():
+        if best_rate(rates) in (min(rates), max(rates)):
+            print(
+                f"warning: {arm} is best at {best_rate(rates):g}, an edge of the grid: widen --grid"
+            )
+
+
+def where_the_gain_comes_from(tables: tuple[list[dict], list[dict]]) -> dict[str, dict]:
+    """PODS against each baseline: how many fewer steps, and how much dearer a step.
+
+    The ratio in time is the ratio in steps over the ratio of a step's costs. If generating cost c
+    times what it costs here, and the rest of a step the same, the time ratio would be
+    steps * cost(baseline, c) / cost(pods, c), which is the `curve` over the generation's share:
+    seconds of generation over seconds of update in a PODS step.
+    """
+    costs, gains = ({row["arm"]: row for row in rows} for rows in tables)
+    account = {}
+    for baseline in ("grpo-ga", "grpo"):
+        if baseline not in costs or "pods" not in costs:
+            continue
+        steps = gains["pods"][f"step vs {baseline}"][0]
+        ours, theirs = costs["pods"], costs[baseline]
+        rest, their_rest = (row["s/step"] - row["generate"] for row in (ours, theirs))
+
+        def dearer(c: float, ours=ours, theirs=theirs, rest=rest, their_rest=their_rest) -> float:
+            return (c * ours["generate"] + rest) / (c * theirs["generate"] + their_rest)
+
+        one = {"steps ratio": steps, "step cost ratio": dearer(1.0)}
+        if steps is not None:
+            here = ours["generate"] / ours["update"]
+            factors = np.geomspace(0.01, 10, 61)
+            one |= {"here": here, "curve": [[c * here, steps / dearer(c)] for c in factors]}
+            # The paper's GPU: a PODS step costs 1.34 vanilla steps (10.12 s and 7.56 s).
+            cheap = 1.34 * their_rest - rest
+            spread = ours["generate"] - 1.34 * theirs["generate"]
+            if baseline == "grpo" and cheap > 0 and spread > 0:
+                one["like the paper's L40S"] = cheap / spread * here
+        account[baseline] = one
+    return account
+
+
+def draw_race(
+    common: dict[str, Rates], tuned: dict[str, Rates], spacing: float, path: Path
+) -> None:
+    """Accuracy against training time, and where the seconds of a step go: the paper's figure."""
+    panels = [(common, "one learning rate for all")]
+    if tuned:
+        panels.append((tuned, "each at its best learning rate"))
+    figure, axes = new_figure(len(panels) + 1)
+    for ax, (arms, title) in zip(axes, panels):
+        for name, rates in arms.items():
+            lr = best_rate(rates)
+            label = f"{name}, lr {lr:g}" if arms is tuned else name
+            draw_curve(ax, rates[lr], spacing, label, f"C{list(common).index(name)}")
+        ax.set(title=f"Held-out accuracy, {title}", ylabel="share of right answers", ylim=(None, 1))
+        ax.set_xlabel("training time in seconds, evaluation excluded")
+    draw_phases(axes[-1], {name: rates[best_rate(rates)] for name, rates in common.items()})
+    for ax in axes:
+        ax.grid(alpha=0.3)
+        ax.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def draw_curve(ax, runs: list[dict], spacing: float, label: str, color: str) -> None:
+    """The mean over seeds, with its standard error as a band."""
+    times, accuracies = common_grid(runs, spacing)
+    mean = accuracies.mean(0)
+    error = accuracies.std(0, ddof=1) / math.sqrt(len(runs)) if len(runs) > 1 else 0 * mean
+    ax.plot(times, mean, color=color, label=label)
+    ax.fill_between(times, mean - error, mean + error, color=color, alpha=0.2, lw=0)
+
+
+def draw_phases(ax, arms: dict[str, list[dict]]) -> None:
+    """Stacked seconds of a step for each arm."""
+    bottom = np.zeros(len(arms))
+    for phase in train.PHASES:
+        seconds = [
+            statistics.fmean(run["seconds"][phase] for run in runs) for runs in arms.values()
+        ]
+        if max(seconds) > 0.001:
+            ax.bar(list(arms), seconds, bottom=bottom, label=phase)
+            bottom += seconds
+    ax.set(title="Where a step's time goes", ylabel="seconds a step")
+    ax.tick_params(axis="x", rotation=25)
+
+
+def draw_account(arms: dict[str, Rates], account: dict[str, dict], path: Path) -> None:
+    """Groups without signal, speed-up against the cost of generation, tolerance of the rate."""
+    figure, (left, middle, right) = new_figure(3)
+    for i, (name, rates) in enumerate(arms.items()):
+        runs = next(iter(rates.values()))
+        width = max(1, min(run["curve"]["step"][-1] for run in runs) // 20)  # steps averaged over
+        grid, idle = common_grid(runs, width, "step", "idle")
+        shares = np.diff(idle.mean(0), prepend=0.0) / width
+        left.plot(grid, shares, color=f"C{i}", label=name)
+        if len(rates) > 1:
+            final = [[run["curve"]["accuracy"][-1] for run in runs] for runs in rates.values()]
+            right.plot(list(rates), np.mean(final, 1), marker="o", color=f"C{i}", label=name)
+    left.set(title="Groups without signal", xlabel="step", ylabel="share of the step's groups")
+    right.set(title="Tolerance of the learning rate", xscale="log", xlabel="learning rate")
+    right.set_ylabel("accuracy at the end, mean over seeds")
+
+    for i, (baseline, one) in enumerate(account.items()):
+        if "curve" not in one:
+            continue
+        middle.plot(*zip(*one["curve"]), color=f"C{i}", label=f"PODS against {baseline}")
+        marks = {"here": ("o", "this machine"), "like the paper's L40S": ("s", "as on an L40S")}
+        for key, (marker, label) in marks.items():
+            if key in one:
+                height = np.interp(one[key], *zip(*one["curve"]))
+                middle.plot(one[key], height, marker, color=f"C{i}", label=label)
+    middle.axhline(1, color="gray", lw=0.8)
+    middle.set(title="If generation cost less or more", xscale="log", ylabel="times sooner")
+    middle.set_xlabel("generation / update, seconds in a PODS step")
+    for ax in (left, middle, right):
+        ax.grid(alpha=0.3)
+        if ax.lines:
+            ax.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+SWEEPS = {
+    "n": {f"n={n}": {"n": n, "m": 16} for n in (16, 32, 64, 128, 256)},
+    "m": {f"m={m}": {"n": 64, "m": m} for m in (2, 4, 8, 16, 32, 64)},
+}
+
+
+def sweep(arguments: argparse.Namespace, base: train.Config, marks: list[float]) -> dict:
+    """The paper's ablations: one number varied, everything else as in the race."""
+    arguments.bench = f"race_{arguments.sweep}"
+    settings = {name: replace(base, **setting) for name, setting in SWEEPS[arguments.sweep].items()}
+    runs = run_heats(settings, arguments.seeds, marks, arguments.jobs)
+    arms = {name: {base.lr: one} for name, one in runs.items()}
+    spacing = arguments.every / 4
+    costs, gains = standings(arms, [next(iter(arms))], spacing)
+    show_standings(f"sweep of {arguments.sweep} at learning rate {base.lr:g}", costs, gains)
+    draw_race(arms, {}, spacing, arguments.out / f"{arguments.bench}.png")
+    return {"seconds": marks[-1], "costs": costs, "gains": gains, "runs": arms}
+
+
+# ---- peers ---------------------------------------------------------------------------------------
+
+
+def peers(arguments: argparse.Namespace) -> dict:
+    """One optimisation step of TRL's GRPOTrainer (1.16.0) and of train.py, step by step in turn.
+
+    The same policy, prompts, n = m, micro-batch, loss ("dapo"), temperature and optimizer settings;
+    plain PyTorch generation in both. Generation is the time inside the model's `generate` for TRL,
+    the sampler's for train.py; the rest is scoring, update and bookkeeping. The first step of both
+    is left out. At that step, and on TRL's own rollouts, both gradients are also compared: the
+    cosine between them should be above 0.999, or the two do not do the same work.
+    """
+    try:
+        import trl
+        from datasets import Dataset
+    except ImportError as error:
+        raise train.InputError("peers compares with TRL: pip install trl==1.16.0") from error
+    flags = ["--n", str(arguments.n), "--m", str(arguments.n), "--prompts-per-step", "4"]
+    config, _ = train.parse([*flags, "--eval-every", "0", "--eval-problems", "16"])
+    P, steps = config.prompts_per_step, arguments.rounds + 1
+    micro_batch = min(config.micro_batch, P * config.n)
+    with tempfile.TemporaryDirectory() as folder:
+        racer = Racer(config, Path(folder) / "train")
+        problems = [problem for step in range(1, steps + 1) for problem in racer.prompts(step)[0]]
+        turns = peer_callback(racer)
+        model, tokenizer = train.load_model(config.model)
+        model.generate = turns.timed(model.generate)
+        settings = trl.GRPOConfig(
+            output_dir=str(Path(folder) / "trl"),
+            per_device_train_batch_size=micro_batch,
+            gradient_accumulation_steps=P * config.n // micro_batch,
+            num_generations=config.n,
+            max_completion_length=racer.max_new_tokens,
+            max_steps=steps,
+            temperature=config.temperature,
+            learning_rate=config.lr,
+            adam_beta2=config.adam_beta2,
+            max_grad_norm=config.max_grad_norm,
+            loss_type=config.loss_type,
+            lr_scheduler_type="constant",
+            shuffle_dataset=False,
+            bf16=False,
+            gradient_checkpointing=False,
+            use_cpu=not torch.cuda.is_available(),
+            report_to="none",
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+        )
+        trainer = trl.GRPOTrainer(
+            model=model,
+            reward_funcs=turns.reward,
+            args=settings,
+            train_dataset=Dataset.from_list([vars(problem) for problem in problems]),
+            processing_class=tokenizer,
+            callbacks=[turns],
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+        cosine = gradient_cosine(turns, config, racer.max_new_tokens)
+    rows = peer_rows(turns, racer)
+    print(table(f"one step, P={P}, n = m = {config.n}, micro-batch {micro_batch}", rows))
+    print(f"cosine of the two gradients on the same rollouts: {cosine:.6f}")
+    return {"trl": trl.__version__, "cosine": cosine, "rows": rows}
+
+
+def peer_callback(racer: Racer):
+    """A TrainerCallback that times TRL's steps, keeps what its first one did, and takes turns."""
+
+    class Turns(transformers.TrainerCallback):
+        def __init__(self) -> None:
+            self.generate, self.total, self.first, self.gradient = [], [], None, None
+
+        def timed(self, generate: Callable) -> Callable:
+            def timed_generate(*args, **kwargs):
+                start = time.perf_counter()
+                result = generate(*args, **kwargs)
+                self.generate.append(time.perf_counter() - start)
+                return result
+
+            return timed_generate
+
+        def reward(self, prompts, completions, completion_ids, answer, **_) -> list[float]:
+            rewards = train.score(completions, answer)["total"]
+            if self.first is None:
+                self.first = {"prompts": prompts, "ids": completion_ids, "rewards": rewards}
+            return rewards
+
+        def on_step_begin(self, *_, **__) -> None:
+            self.start = time.perf_counter()
+
+        def on_pre_optimizer_step(self, *_, model=None, **__) -> None:
+            if self.gradient is None:
+                self.gradient = flat_gradient(model)
+
+        def on_step_end(self, *_, **__) -> None:
+            self.total.append(time.perf_counter() - self.start)
+            racer.advance_one()
+
+    return Turns()
+
+
+def flat_gradient(model: nn.Module) -> torch.Tensor:
+    """All gradients in one vector."""
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return torch.cat(gradients).double()  # a cosine of float32 vectors can come out above 1
+
+
+def gradient_cosine(turns, config: train.Config, max_new_tokens: int) -> float:
+    """The cosine between TRL's first gradient and ours, on TRL's rollouts and the same weights."""
+    model, tokenizer = train.load_model(config.model)
+    n, first = config.n, turns.first
+    prompts = [tokenizer(text)["input_ids"] for text in first["prompts"][::n]]
+    ids = first["ids"]
+    zeros = [[0.0] * len(row) for row in ids]  # log-probs that one step does not look at
+    kept = pack(prompts, ids, zeros, eos_token_ids(model, tokenizer), tokenizer, model.device)
+    advantages = train.group_advantages(torch.tensor(first["rewards"]).double().view(-1, n))
+    train.update(update_only(model, config, max_new_tokens), kept, advantages)
+    return torch.cosine_similarity(flat_gradient(model), turns.gradient, dim=0).item()
+
+
+def peer_rows(turns, racer: Racer) -> list[dict]:
+    """Seconds of a step, generation and the rest apart, without the first step of each."""
+    ours = [row["seconds"] for row in racer.rows[1:]]
+    times = {
+        "train.py total": [sum(seconds.values()) for seconds in ours],
+        "train.py generate": [seconds["generate"] for seconds in ours],
+        "TRL total": turns.total[1:],
+        "TRL generate": turns.generate[1:],
+    }
+    for name in ("train.py", "TRL"):
+        pairs = zip(times[f"{name} total"], times[f"{name} generate"], strict=True)
+        times[f"{name} rest"] = [total - generate for total, generate in pairs]
+    rows = []
+    for part in ("generate", "rest", "total"):
+        row = {"part": part}
+        row |= {f"{n} s": statistics.median(times[f"{n} {part}"]) for n in ("TRL", "train.py")}
+        rows.append(row | {"TRL / train.py": ratio(times, f"TRL {part}", f"train.py {part}")})
+    return rows
+
+
+# ---- profile -------------------------------------------------------------------------------------
+
+
+def matmul_peak(size: int = 1024) -> float:
+    """Floating-point operations a second of the best of some large float32 matrix products."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    a, b = torch.randn(2, size, size, device=device)
+    times = interleaved({"matmul": partial(torch.matmul, a, b)}, rounds=9, least=0.1)
+    return 2 * size**3 / min(times["matmul"])
+
+
+def forward_flops(model: nn.Module, tokens: int, mean_context: float) -> float:
+    """Floating-point operations of a forward pass over `tokens` tokens.
+
+    2 for each weight that multiplies (input embeddings are looked up, so they count only if they
+    are the output layer, too), and in attention 4 x width for each token and each token it sees.
+    """
+    config = model.config.get_text_config()
+    weights = model.num_parameters()
+    if not config.tie_word_embeddings:
+        weights -= model.get_input_embeddings().weight.numel()
+    heads = config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    return tokens * (2 * weights + 4 * config.num_hidden_layers * width * mean_context)
+
+
+def hot_operations(function: Callable[[], object], count: int) -> list[dict]:
+    """The operations a call spends most time in, and what is left: Python and dispatch."""
+    function()
+    start = time.perf_counter()
+    function()
+    seconds = time.perf_counter() - start
+    with torch.profiler.profile() as profiler:
+        function()
+    events = sorted(profiler.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    share = 1e-6 / seconds  # of the undisturbed call: the profiler itself takes time, too
+    rows = [
+        {"operation": e.key, "calls": e.count, "share": e.self_cpu_time_total * share}
+        for e in events[:count]
+    ]
+    other = sum(e.self_cpu_time_total for e in events[count:]) * share
+    rows.append({"operation": "other operations", "calls": None, "share": other})
+    rest = 1 - sum(row["share"] for row in rows)
+    return [*rows, {"operation": "between operations (Python)", "calls": None, "share": rest}]
+
+
+def profile(arguments: argparse.Namespace) -> dict:
+    """Where a PODS step spends its time, and the share of the machine's matmul peak it reaches.
+
+    The peak is measured here, with the same threads: the best of some 1024 x 1024 float32 products.
+    A small model reaches a small share of it; what matters is which part of a step is far below
+    the other. Operations are torch's own, by the time spent in them and not in what they call.
+    """
+    config, _ = train.parse([*arguments.train_flags, "--eval-every", "0", "--eval-problems", "16"])
+    P, n, m = config.prompts_per_step, config.n, config.m
+    with tempfile.TemporaryDirectory() as folder:
+        racer = Racer(config, Path(folder) / "run")
+    for _ in range(arguments.rounds + 1):
+        racer.advance_one()
+    phases = [
+        {
+            "phase": phase,
+            "seconds": statistics.median(row["seconds"][phase] for row in racer.rows[1:]),
+        }
+        for phase in train.PHASES
+    ]
+    total = sum(row["seconds"] for row in phases)
+    phases = [row | {"share": row["seconds"] / total} for row in phases]
+    print(table(f"a step of n={n}, m={m}, P={P}: median of {arguments.rounds}", phases))
+
+    prompt_ids, length = racer.prompts(racer.step)[1], racer.max_new_tokens
+    generate = partial(racer.sampler.generate, prompt_ids, n, length, config.temperature, seed=0)
+    done = generate()
+    kept = done.select(torch.arange(m).expand(P, m))
+    advantages = torch.tensor([1.0, -1.0]).repeat(P, m)[:, :m]  # none is 0: all are computed
+    run_update = partial(train.update, racer, kept, advantages)
+    L, T = kept.prompt_ids.shape[1], kept.mask.shape[2]
+    mean_length = done.mask.sum().item() / (P * n)
+    flops = {
+        "generate": forward_flops(
+            racer.model, P * L + int(done.mask.sum()), L + mean_length / 2
+        ),  # each prompt once, then token by token
+        "update": 3 * forward_flops(racer.model, P * m * (L + T), (L + T) / 2),  # and backwards
+    }
+    peak, functions = matmul_peak(), {"generate": generate, "update": run_update}
+    times = interleaved(functions, arguments.rounds)
+    reached, operations = [], {}
+    for name, function in functions.items():
+        speed = flops[name] / statistics.median(times[name])
+        reached.append(
+            {"phase": name, "GFLOP": flops[name] / 1e9, "GFLOP/s": speed / 1e9}
+            | {"peak GFLOP/s": peak / 1e9, "share of peak": speed / peak}
+        )
+        operations[name] = hot_operations(function, 6)
+        print(table(f"{name}: share of a call's time by operation", operations[name]))
+    print(table("work done", reached))
+    return {"phases": phases, "reached": reached, "operations": operations}
+
+
+# ---- command line --------------------------------------------------------------------------------
+
+
+def group_size(text: str) -> tuple[int, int]:
+    """`512x1024` -> 512 groups of 1024."""
+    groups, _, n = text.partition("x")
+    return int(groups), int(n)
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """One subcommand a bench; what all of them have comes first."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="bench", required=True, metavar="BENCH")
+
+    def command(function: Callable, rounds: int | None = None) -> argparse.ArgumentParser:
+        summary = function.__doc__.partition("\n")[0]
+        added = commands.add_parser(function.__name__, help=summary, description=function.__doc__)
+        added.formatter_class = argparse.RawDescriptionHelpFormatter
+        added.set_defaults(function=function)
+        added.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder to write")
+        added.add_argument(
+            "--threads", type=int, default=1, help="of the CPU; more is not steadier"
+        )
+        if rounds is not None:
+            added.add_argument("--rounds", type=int, default=rounds, help="measurements of each")
+        return added
+
+    added = command(select, 7)
+    added.add_argument("--sizes", type=group_size, nargs="+", help="such as 1x1024 512x64")
+    added.add_argument("--patience", type=float, default=5.0, help="seconds a call may take")
+
+    added = command(sampler, 5)
+    added.add_argument("--model", default=train.Config.model, help="folder or hub name")
+    added.add_argument("--task", default=train.Config.task, help="where the prompts come from")
+    added.add_argument("--data", help="folder with the task's train.jsonl and test.jsonl")
+    added.add_argument("--prompts", type=int, default=8, help="P")
+    added.add_argument("--n", type=int, nargs="+", default=[16, 64, 256], help="rollouts a prompt")
+    added.add_argument("--max-new-tokens", type=int, default=64, help="at most")
+
+    added = command(update, 7)
+    added.add_argument("--prompts", type=int, default=4, help="P")
+    added.add_argument("--m", type=int, nargs="+", default=[4, 8, 16, 32, 64], help="rollouts kept")
+    added.add_argument("--vocabulary", type=int, default=151_936, help="V of the third table")
+    added = command(race)
+    added.add_argument("--minutes", type=float, default=0.35, help="training time of each run")
+    added.add_argument("--every", type=float, default=1.0, help="seconds between evaluations")
+    added.add_argument("--seeds", type=int, default=5, help="runs of each arm")
+    added.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    added.add_argument("--tuned", nargs="*", default=list(ARMS)[:3], help="arms that get --grid")
+    added.add_argument("--grid", type=float, nargs="+", default=[1.5e-4, 3e-4, 6e-4])
+    added.add_argument("--sweep", choices=SWEEPS, help="vary n or m instead of racing the arms")
+    added.add_argument("--jobs", type=int, default=min(2, os.cpu_count()), help="seeds at a time")
+    added.add_argument("train_flags", nargs="*", help="after --: flags of train.py, for all arms")
+    added = command(peers, 7)
+    added.add_argument(
+        "--n", type=int, default=64, help="rollouts a prompt, all of them trained on"
+    )
+    added = command(profile, 10)
+    added.add_argument("train_flags", nargs="*", help="after --: flags of train.py")
+    arguments = parser.parse_args(argv)
+    arguments.command = shlex.join(["python", "bench.py", *argv])
+    return arguments
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    transformers.logging.set_verbosity_error()
+    start_process()
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        arguments = parse(argv)
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        torch.set_num_threads(arguments.threads)
+        write(arguments, arguments.function(arguments))
+    except train.InputError as error:
+        print(f"bench.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Shared by all tests: no network, one thread (the fastest for tiny models), and random models."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+torch.set_num_threads(1)
+
+
+def random_model(kind: str, vocab_size: int = 19, seed: int = 0, **options) -> PreTrainedModel:
+    """A tiny untrained model, without dropout, whose predictions are far from uniform."""
+    torch.manual_seed(seed)
+    if kind == "gpt2":
+        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        size = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+        options = size | dropout | {"initializer_range": 0.2} | options
+        return GPT2LMHeadModel(
+            GPT2Config(vocab_size=vocab_size, bos_token_id=None, eos_token_id=0, **options)
+        )
+    config, model = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    }[kind]
+    size = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    options = size | {"initializer_range": 0.2} | options
+    return model(config(vocab_size=vocab_size, bos_token_id=None, eos_token_id=0, **options))
+
+
+@pytest.fixture(params=["qwen2", "llama", "gpt2"])
+def model(request) -> PreTrainedModel:
+    """Rotary positions with and without biases and tied embeddings, and learned ones."""
+    return random_model(request.param)

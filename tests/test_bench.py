@@ -1,0 +1,248 @@
+"""The bench: its measure against the paper's logs, its parts on known data, every command once.
+
+Nothing here asserts a time: what a machine does in a second is for the bench to say.
+"""
+
+import importlib.util
+import itertools
+import json
+import os
+import random
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_model
+from torch.utils.flop_counter import FlopCounterMode
+
+import bench
+import train
+from pods import max_variance
+
+# The authors' logs, github.com/YixuanEvenXu/pods: the variable names a clone's results/ folder.
+BESIDE = Path(__file__).parents[2] / "shared" / "paper" / "results"
+PAPER = Path(os.environ.get("PODS_RESULTS", BESIDE))
+
+
+# ---- the measure ---------------------------------------------------------------------------------
+
+
+def test_speedup_is_the_ratio_of_first_times_at_99_percent_of_the_baselines_best():
+    baseline = [(1, 0.5), (2, 0.8), (3, 0.895), (4, 0.9), (5, 0.85)]  # best 0.9, so 0.891 counts
+    pods = [(1, 0.7), (2, 0.9), (3, 0.6), (4, 0.95), (5, 0.95)]  # what comes later is no matter
+    assert bench.speedup(baseline, pods) == 1.5
+    assert bench.speedup(pods, baseline) is None  # 0.9405 is never reached
+    assert bench.speedup(baseline, baseline) == 1.0
+    assert bench.speedup(baseline, pods, fraction=0.7) == 2.0  # of 0.9: 0.63
+
+
+def test_speedup_counts_exactly_reaching_the_target():
+    assert bench.speedup([(10, 1.0)], [(5, 0.5)], fraction=0.5) == 2.0
+
+
+@pytest.mark.skipif(not PAPER.is_dir(), reason="needs the authors' logs, see PODS_RESULTS above")
+def test_speedup_of_the_authors_published_logs():
+    found = {}
+    for name, setting in bench.paper_curves(PAPER).items():
+        curves = [bench.mean_curve(setting["times"], setting[arm]) for arm in ("baseline", "pods")]
+        runs = len(setting["baseline"]), len(setting["pods"])
+        found[name] = (round(bench.speedup(*curves), 2), setting["unit"], runs)
+    assert found == {
+        "GSM8K, Qwen2.5-3B, L40S": (2.0, "hours", (10, 10)),
+        "MATH, Qwen2.5-3B, L40S": (2.0, "hours", (10, 10)),
+        "GSM8K, Llama-3.2-3B, L40S": (3.0, "hours", (10, 10)),
+        "GSM8K, Qwen2.5-3B, 8 x H100": (1.71, "minutes", (5, 5)),
+        "GSM8K, Qwen2.5-7B, 8 x A100": (1.75, "minutes", (5, 5)),
+    }
+
+
+def test_bootstrap_of_a_mean_is_about_two_standard_errors_wide():
+    rng = random.Random(0)
+    values = [rng.gauss(5, 2) for _ in range(200)]
+    low, high = bench.bootstrap(lambda chosen: statistics.fmean(values[i] for i in chosen), 200)
+    mean, error = statistics.fmean(values), statistics.stdev(values) / 200**0.5
+    assert low == pytest.approx(mean - 1.96 * error, abs=0.3 * error)
+    assert high == pytest.approx(mean + 1.96 * error, abs=0.3 * error)
+
+
+def test_bootstrap_counts_a_curve_that_never_arrives_as_0():
+    assert bench.bootstrap(lambda chosen: 3.0, 5) == [3.0, 3.0]
+    low, high = bench.bootstrap(lambda chosen: None if 0 in chosen else 2.0, 5)
+    assert (low, high) == (0.0, 2.0)
+
+
+# ---- the race's parts ----------------------------------------------------------------------------
+
+
+def made_up_run(rise: float) -> dict:
+    """A run that gains `rise` accuracy a second, two steps a second, marked every second."""
+    accuracy = [min(1.0, rise * t) for t in range(11)]
+    curve = {"time": list(range(11)), "step": list(range(0, 22, 2)), "accuracy": accuracy}
+    return {"curve": curve, "mean_accuracy": statistics.fmean(accuracy[1:])}
+
+
+def test_the_common_grid_lies_on_straight_lines_between_the_marks():
+    late = made_up_run(0.1)
+    late["curve"]["time"] = [1.1 * t for t in range(11)]
+    times, accuracies = bench.common_grid([made_up_run(0.1), late], 0.5)
+    assert times.tolist() == [0.5 * i for i in range(1, 21)]  # the shorter run's end, without 0
+    assert accuracies[0] == pytest.approx(0.1 * times)
+    assert accuracies[1] == pytest.approx(0.1 * times / 1.1)
+
+
+def test_arms_are_compared_at_their_best_learning_rates():
+    baseline = {1e-3: [made_up_run(0.05)] * 3, 2e-3: [made_up_run(0.1)] * 3}
+    fast = {1e-3: [made_up_run(0.2)] * 3, 2e-3: [made_up_run(0.01)] * 3}
+    assert bench.best_rate(baseline) == 2e-3 and bench.best_rate(fast) == 1e-3
+    value, low, high = bench.compare(baseline, fast, "time", 0.05)
+    assert value == low == high == pytest.approx(2.0, rel=0.02)  # 9.9 s and 4.95 s
+    assert bench.compare(baseline, fast, "step", 1)[0] == pytest.approx(2.0)
+
+
+def test_the_account_splits_time_into_steps_and_their_cost():
+    phases = {"score": 0.0, "select": 0.0, "sync": 0.0}
+    costs = [
+        {"arm": "grpo", "generate": 1.0, "update": 2.0, "s/step": 3.0} | phases,
+        {"arm": "pods", "generate": 2.5, "update": 2.0, "s/step": 4.5} | phases,
+    ]
+    gains = [{"arm": "grpo"}, {"arm": "pods", "step vs grpo": [3.0, 2.0, 4.0]}]
+    one = bench.where_the_gain_comes_from((costs, gains))["grpo"]
+    assert one["step cost ratio"] == pytest.approx(1.5)
+    shares, speedups = zip(*one["curve"])
+    assert one["here"] == 1.25
+    assert speedups[0] == pytest.approx(3.0, rel=0.02)  # free generation: the ratio in steps
+    assert list(speedups) == sorted(speedups, reverse=True)
+    # 1.34 = (2.5 c + 2) / (c + 2)
+    assert one["like the paper's L40S"] == pytest.approx(1.25 * 0.68 / (2.5 - 1.34))
+    assert shares[0] < one["like the paper's L40S"] < shares[-1]
+
+
+def test_a_racer_does_what_train_does(tmp_path):
+    config = train.Config(n=8, m=4, steps=4, eval_every=2, eval_problems=16, seed=3)
+    rows = train.train(config, tmp_path / "train")
+    racer = bench.Racer(replace(config, steps=None), tmp_path / "race")
+    while racer.step < 4:
+        racer.advance(racer.time + 1e-9)  # one step, then an evaluation
+    assert [row["reward"] for row in racer.rows] == [row["reward"] for row in rows[1:]]
+    assert [row["loss"] for row in racer.rows] == [row["loss"] for row in rows[1:]]
+    evaluated = [row["eval_accuracy"] for row in rows if "eval_accuracy" in row]
+    assert racer.curve["accuracy"][::2] == [round(value, 4) for value in evaluated]
+    idle = sum(row["groups_without_signal"] for row in rows[1:])
+    assert racer.curve["idle"][-1] == idle / config.prompts_per_step
+    seconds = sum(sum(row["seconds"].values()) for row in racer.rows)
+    assert racer.curve["time"][-1] == pytest.approx(seconds, abs=1e-4)  # nothing else is counted
+
+
+# ---- selection, sampling, memory, FLOPs ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["normal", "0/1", "few values", "outlier"])
+def test_the_authors_way_and_brute_force_find_the_same_variance(kind):
+    generator = torch.Generator().manual_seed(0)
+    for n, m in itertools.product((2, 5, 9), (2, 3, 5)):
+        if m > n:
+            continue
+        rewards = torch.randn(n, dtype=torch.float64, generator=generator)
+        if kind == "0/1":
+            rewards = (rewards > 0).double()
+        elif kind == "few values":
+            rewards = rewards.round()
+        elif kind == "outlier":
+            rewards[0] = 100.0
+        variances = {
+            function.__name__: rewards[function(rewards, m)].var(correction=0).item()
+            for function in (max_variance, bench.authors_way, bench.brute_force)
+        }
+        assert max(variances.values()) == pytest.approx(min(variances.values()), abs=1e-12)
+        groups = torch.stack([rewards, rewards.flip(0)])
+        assert bench.each_group(bench.authors_way, groups, m).shape == (2, m)
+
+
+def test_tokens_are_counted_up_to_the_first_end():
+    completions = torch.tensor([[5, 6, 1, 1], [1, 1, 1, 1], [5, 6, 7, 8], [2, 5, 1, 0]])
+    assert bench.count_tokens(completions, eos_ids=[1, 2]) == 3 + 1 + 4 + 1
+
+
+def test_the_largest_tensor_of_forward_and_backward_is_seen():
+    a = torch.randn(3, 5, requires_grad=True)
+    with bench.LargestTensor() as largest:
+        (a.sum() ** 2).backward()
+    assert largest.elements == 15  # only the gradient is that large
+    with bench.LargestTensor() as largest:
+        torch.zeros(100, dtype=torch.int64)
+        a[:, None] * a
+    assert largest.elements == 45  # integers do not count
+
+
+def test_flops_are_those_that_torch_counts():
+    for kind in ("llama", "qwen2"):
+        model = random_model(kind, vocab_size=50, attn_implementation="eager")
+        ids = torch.randint(50, (3, 7))
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(input_ids=ids)
+        # Eager attention computes all 7 x 7 scores and masks half of them. Biases and norms have
+        # weights, but torch counts only matrix products.
+        counted = counter.get_total_flops()
+        assert bench.forward_flops(model, 21, 7) == pytest.approx(counted, rel=0.05)
+
+
+def test_tables_show_numbers_and_spreads():
+    rows = [{"a": 1.23456, "b": [2.0, 1.0, 3.0]}, {"a": None, "b": 1_000_000}]
+    lines = bench.table("title", rows).splitlines()
+    assert lines[1:] == ["title", "   a          b", "1.23    2 (1-3)", "   -  1,000,000"]
+
+
+# ---- every command, with next to nothing to do ---------------------------------------------------
+
+COMMANDS = {
+    "select": ["--rounds", "1", "--sizes", "1x16", "1x32", "4x32", "2x16", "--patience", "0.5"],
+    "sampler": ["--rounds", "1", "--prompts", "2", "--n", "2", "4", "--max-new-tokens", "8"],
+    "update": ["--rounds", "1", "--prompts", "1", "--m", "2", "4", "--vocabulary", "500"],
+    "race": [
+        *("--minutes", "0.005", "--every", "0.15", "--seeds", "2", "--jobs", "1"),
+        *("--grid", "1e-4", "3e-4", "--tuned", "grpo", "pods", "--arms", "grpo", "pods", "random"),
+        *("--", "--eval-problems", "8", "--prompts-per-step", "1"),
+    ],
+    "race_m": [
+        *("--sweep", "m", "--minutes", "0.002", "--every", "0.06", "--seeds", "2", "--jobs", "2"),
+        *("--", "--eval-problems", "8", "--prompts-per-step", "1"),
+    ],
+    "peers": ["--rounds", "1", "--n", "4"],
+    "profile": ["--rounds", "1", "--", "--n", "8", "--m", "4"],
+}
+PICTURES = {
+    "race": ["race.png", "race_account.png"],
+    "peers": [],
+    "profile": [],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_write_json_and_a_picture(name, tmp_path, capsys):
+    if name == "peers" and importlib.util.find_spec("trl") is None:
+        pytest.skip("trl is not installed")
+    command = name.partition("_")[0]
+    argv = [command, "--out", str(tmp_path), *COMMANDS[name]]
+    assert bench.main(argv) == 0
+    assert "written to" in capsys.readouterr().out
+
+    def refuse(constant: str):
+        raise AssertionError(f"{constant} is not JSON")
+
+    result = json.loads((tmp_path / f"{name}.json").read_text(), parse_constant=refuse)
+    assert result["command"].startswith(f"python bench.py {command} ")
+    assert {"cpu", "cores", "torch", "date"} <= set(result["machine"])
+    for picture in PICTURES.get(name, [f"{name}.png"]):
+        assert (tmp_path / picture).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    if name == "peers":
+        assert result["cosine"] > 0.999  # the same rollouts, the same direction
+
+
+def test_bad_input_gets_one_line(tmp_path, capsys):
+    out = ["--out", str(tmp_path)]
+    assert bench.main(["sampler", *out, "--model", "no/such/model"]) == 2
+    assert bench.main(["race", *out, "--", "--m", "80"]) == 2
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert len(errors) == 2 and all(line.startswith("bench.py: ") for line in errors)

@@ -1,0 +1,540 @@
+"""Advantages, log-probs and the loss against loops over tokens, full softmaxes, and TRL."""
+
+import math
+import statistics
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import random_model
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+)
+
+import grpo
+import tiny
+from grpo import LOSS_TYPES, group_advantages, grpo_loss, loss_normalizer, token_log_probs
+from pods import max_variance
+from rollouts import pack
+
+# ---- group advantages ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [True, False])
+def test_advantages_equal_the_textbook(scale):
+    rewards = torch.randint(0, 5, (4, 3, 8), generator=torch.Generator().manual_seed(0)) / 4
+    advantages = group_advantages(rewards, scale=scale)
+    assert advantages.dtype == torch.float32 and advantages.shape == rewards.shape
+    for row, group in zip(advantages.view(-1, 8), rewards.view(-1, 8).tolist()):
+        mean, std = statistics.fmean(group), statistics.stdev(group)
+        expected = [(r - mean) / (std + 1e-4) if scale else r - mean for r in group]
+        assert row.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize(("reward", "m"), [(1.2, 8), (0.2, 8), (0.1, 7), (1.1, 12), (1.2, 6)])
+def test_equal_rewards_have_advantage_exactly_zero(reward, m, dtype):
+    """The mean of equal floats is off by one rounding: 0.867 for all, with a small eps."""
+    rewards = torch.full((2, m), reward, dtype=dtype)
+    assert group_advantages(rewards, eps=0.0).tolist() == [[0.0] * m] * 2
+    assert group_advantages([reward] * m, scale=False).tolist() == [0.0] * m
+
+
+def test_one_group_without_signal_leaves_the_others_alone():
+    """The same question twice: two constant groups have no signal, though together they would."""
+    assert group_advantages([[1, 1, 1, 1], [0, 0, 0, 0]]).tolist() == [[0.0] * 4] * 2
+    mixed = group_advantages([[1, 1, 1, 1], [0, 0, 1, 1]])
+    assert mixed[0].tolist() == [0.0] * 4 and mixed[1].abs().min() > 0.8
+
+
+def test_a_group_of_one_is_zero_not_nan():
+    assert group_advantages([1.0]).tolist() == [0.0]
+
+
+def test_half_precision_rewards_do_not_overflow():
+    rewards = torch.tensor([300, -300, 300, -300], dtype=torch.float16)
+    expected = [0.8660, -0.8660, 0.8660, -0.8660]
+    assert group_advantages(rewards, eps=0.0).tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_advantages_are_normalised_once_on_the_kept_rewards():
+    rewards = torch.tensor([0.0, 0, 0, 0, 0, 0, 0, 1])
+    kept = rewards[max_variance(rewards, 4)]
+    assert kept.tolist() == [0, 0, 0, 1]
+    expected = [-0.4999, -0.4999, -0.4999, 1.4997]
+    assert group_advantages(kept).tolist() == pytest.approx(expected, abs=1e-4)
+
+
+# ---- log-probs -----------------------------------------------------------------------------------
+
+
+def batch(lengths=((3, 6), (7, 2), (1, 4)), vocab_size=19):
+    """Sequences of (prompt, completion) tokens: ids, attention mask, completion mask."""
+    L, T = map(max, zip(*lengths))
+    ids = torch.randint(
+        1, vocab_size, (len(lengths), L + T), generator=torch.Generator().manual_seed(1)
+    )
+    column = torch.arange(L + T)
+    attention = torch.stack([(column >= L - p) & (column < L + t) for p, t in lengths])
+    return ids, attention, attention[:, L:]
+
+
+def full_log_probs(model, ids, attention, T, temperature):
+    """The obvious way: all logits of every row without its padding, softmaxed, then picked."""
+    result = torch.zeros(len(ids), T)
+    for row in range(len(ids)):
+        real = ids[row][attention[row]]
+        log_probs = (model(real[None]).logits[0].float() / temperature).log_softmax(-1)
+        scores = log_probs[:-1].gather(-1, real[1:, None])[:, 0]  # the logit at t scores t + 1
+        completion = int(attention[row, -T:].sum())
+        result[row, :completion] = scores[-completion:]
+    return result
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
+def test_log_probs_equal_the_full_softmax_of_each_row_without_padding(model, temperature):
+    """Left padding would shift learned positions, and a missing mask would be attended to."""
+    ids, attention, mask = batch()
+    log_probs = token_log_probs(model, ids, attention, mask.shape[1], temperature)
+    assert log_probs.shape == mask.shape and log_probs.dtype == torch.float32
+    expected = full_log_probs(model, ids, attention, mask.shape[1], temperature)
+    assert (log_probs - expected)[mask].abs().max() < 1e-5
+
+
+class TableModel(nn.Module):
+    """A model with known probabilities: the logits after token i are row i of a table [H, V]."""
+
+    def __init__(self, table: torch.Tensor):
+        super().__init__()
+        self.output = nn.Linear(*table.shape, bias=False, dtype=table.dtype)
+        self.output.weight.data = table.T.clone()
+        self.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(model_type="table"))
+
+    def get_output_embeddings(self):
+        return self.output
+
+    def get_decoder(self):
+        weight = self.output.weight
+
+        def decoder(input_ids, **_):
+            hidden = nn.functional.one_hot(input_ids, weight.shape[1]).to(weight.dtype)
+            return SimpleNamespace(last_hidden_state=hidden)
+
+        return decoder
+
+
+def test_each_token_is_scored_by_the_logits_before_it():
+    table = torch.randn(12, 12, generator=torch.Generator().manual_seed(2))
+    ids = torch.tensor([[10, 11, 5, 6, 2]])
+    log_probs = token_log_probs(TableModel(table), ids, torch.ones_like(ids), 3)
+    p = table.log_softmax(-1)
+    expected = [p[11, 5].item(), p[5, 6].item(), p[6, 2].item()]
+    assert log_probs[0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_policy_is_the_softmax_at_the_sampling_temperature():
+    """At temperature 1 it would be -0.12693 with gradient 0.1192."""
+    model = TableModel(torch.tensor([[2.0, 0.0]]))
+    ids = torch.tensor([[0, 0]])
+    log_prob = token_log_probs(model, ids, torch.ones_like(ids), 1, temperature=0.5)
+    log_prob.sum().backward()
+    assert log_prob.item() == pytest.approx(-0.01815, abs=1e-5)
+    assert model.output.weight.grad[0, 0].item() == pytest.approx(0.03597, abs=1e-5)
+
+
+def test_bfloat16_logits_are_softmaxed_in_float32():
+    """In bfloat16 the error is 0.07: a third of the clip range."""
+    table = (torch.randn(64, 32_000, generator=torch.Generator().manual_seed(3)) * 3).bfloat16()
+    ids = torch.arange(64)[None]
+    log_probs = token_log_probs(TableModel(table), ids, torch.ones_like(ids), 63)
+    exact = table.double().log_softmax(-1)[torch.arange(63), torch.arange(1, 64)]
+    assert (log_probs[0] - exact).abs().max() < 1e-3
+
+
+def test_eos_is_trained_though_it_is_the_padding_token_too():
+    """Masks made by comparing ids with the padding token would silence it."""
+    tokenizer = tiny.make_tokenizer()
+    eos = tokenizer.eos_token_id
+    assert tokenizer.pad_token_id == eos
+    rollouts = pack(
+        [[1, 10]], [[5, 6, eos], [5, 6, 7, 8]], [[0.0] * 3, [0.0] * 4], [eos], tokenizer
+    )
+    ids, attention = rollouts.sequences()
+    model = random_model("qwen2")
+    log_probs = token_log_probs(model, ids, attention, 4)
+    expected = model(torch.tensor([[1, 10, 5, 6]])).logits[0, -1].log_softmax(-1)[eos]
+    assert log_probs[0, 2].item() == pytest.approx(expected.item(), abs=1e-5)
+    loss = grpo_loss(log_probs, log_probs.detach(), torch.tensor([1.0, 0.0]), rollouts.mask[0])
+    (gradient,) = torch.autograd.grad(loss, log_probs)
+    # A third of the first sequence's mean, half of the batch's; nothing on the padding after it.
+    assert gradient[0].tolist() == pytest.approx([-1 / 6, -1 / 6, -1 / 6, 0.0])
+
+
+class LargestLogits(TorchDispatchMode):
+    """Records the most tokens in a tensor [..., V] but the weight, forward and backward."""
+
+    def __init__(self, weight: torch.Tensor):
+        super().__init__()
+        self.weight_shape, self.tokens = weight.T.shape, 0  # [hidden, V]
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            shape = tensor.shape if isinstance(tensor, torch.Tensor) else ()
+            if shape[-1:] == self.weight_shape[-1:] and shape != self.weight_shape:
+                self.tokens = max(self.tokens, tensor.numel() // shape[-1])
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chunks_change_the_memory_and_nothing_else(model, dtype, monkeypatch):
+    """Never more logits than a chunk, neither forward nor in the backward pass."""
+    V, tokens = 19, 4
+    model = model.to(dtype)
+    ids, attention, mask = batch()
+    weights = torch.randn(mask.shape, generator=torch.Generator().manual_seed(4))
+    results = []
+    for limit, largest in ((2**25, mask.numel()), (tokens * V + V - 1, tokens)):
+        monkeypatch.setattr(grpo, "LOGITS_PER_CHUNK", limit)
+        model.zero_grad()
+        with LargestLogits(model.get_output_embeddings().weight) as logits:
+            log_probs = token_log_probs(model, ids, attention, mask.shape[1], 0.9)
+            (log_probs * weights)[mask].sum().backward()
+        assert logits.tokens == largest
+        results.append([log_probs.detach(), *(p.grad.float() for p in model.parameters())])
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    for direct, chunked in zip(*results):
+        assert (direct - chunked).abs().max() <= tolerance * direct.abs().max()
+
+
+def test_a_chunk_is_not_kept_for_the_backward_pass(monkeypatch):
+    """Autograd would keep the logits of every chunk, and all of them are what does not fit."""
+    ids, attention, mask = batch()
+    model = random_model("qwen2", hidden_size=16, num_attention_heads=2)
+    kept = []
+    for limit in (2**25, 4 * 19):
+        monkeypatch.setattr(grpo, "LOGITS_PER_CHUNK", limit)
+        shapes = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x: shapes.append(tuple(x.shape)) or x,  # noqa: B023
+            lambda x: x,
+        ):
+            token_log_probs(model, ids, attention, mask.shape[1])
+        kept.append(sum(shape[0] for shape in shapes if shape[1:] == (19,) and shape[0] != 16))
+    assert kept[0] >= mask.numel() and kept[1] == 0
+
+
+def test_a_chunk_holds_one_token_at_least(monkeypatch):
+    monkeypatch.setattr(grpo, "LOGITS_PER_CHUNK", 1)
+    ids, attention, mask = batch()
+    model = random_model("qwen2")
+    log_probs = token_log_probs(model, ids, attention, mask.shape[1])
+    expected = full_log_probs(model, ids, attention, mask.shape[1], 1.0)
+    assert (log_probs - expected)[mask].abs().max() < 1e-5
+
+
+def test_no_completion_tokens_no_log_probs():
+    ids = torch.ones(2, 3, dtype=torch.long)
+    assert token_log_probs(random_model("qwen2"), ids, torch.ones_like(ids), 0).shape == (2, 0)
+
+
+def test_models_that_change_their_logits_are_refused():
+    """Their log-probs would be of another policy than the sampler's."""
+    size = {
+        "vocab_size": 19,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    ids = torch.ones(1, 4, dtype=torch.long)
+    for model, name in (
+        (Gemma2ForCausalLM(Gemma2Config(**size, head_dim=8)), "final_logit_softcapping"),
+        (CohereForCausalLM(CohereConfig(**size)), "logit_scale"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            token_log_probs(model, ids, torch.ones_like(ids), 2)
+
+
+# ---- the loss ------------------------------------------------------------------------------------
+
+
+def loop_loss(log_probs, old, advantages, mask, loss_type, longest, beta, ref, clip=0.2):
+    """Token by token, as the formulas say it."""
+    sums, counts = [], []
+    for row, advantage in enumerate(advantages.tolist()):
+        sums.append(torch.tensor(0.0, dtype=log_probs.dtype))
+        counts.append(0)
+        for t in range(mask.shape[1]):
+            if mask[row, t]:
+                ratio = torch.exp(log_probs[row, t] - old[row, t])
+                clipped = min(max(ratio, 1 - clip), 1 + clip)
+                loss = -min(ratio * advantage, clipped * advantage)
+                difference = ref[row, t] - log_probs[row, t]
+                sums[-1] = sums[-1] + loss + beta * (torch.exp(difference) - difference - 1)
+                counts[-1] += 1
+    if loss_type == "grpo":
+        return sum(s / max(count, 1) for s, count in zip(sums, counts)) / len(sums)
+    return sum(sums) / (sum(counts) if loss_type == "dapo" else len(sums) * longest)
+
+
+def random_update(seed, rows=5, T=7):
+    """Ratios on both sides of the clip range, advantages of both signs, an empty completion."""
+    generator = torch.Generator().manual_seed(seed)
+    log_probs, old, ref = torch.randn(3, rows, T, generator=generator, dtype=torch.float64) / 3 - 2
+    lengths = torch.randint(1, T + 1, (rows, 1), generator=generator)
+    lengths[0] = 0
+    advantages = torch.randn(rows, generator=generator, dtype=torch.float64)
+    return log_probs.requires_grad_(), old, ref, advantages, torch.arange(T) < lengths
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_loss_and_gradient_equal_a_loop_over_tokens(loss_type, beta):
+    for seed in range(10):
+        log_probs, old, ref, advantages, mask = random_update(seed)
+        options = {"loss_type": loss_type, "max_completion_length": 9, "beta": beta}
+        loss = grpo_loss(log_probs, old, advantages, mask, ref_log_probs=ref, **options)
+        expected = loop_loss(log_probs, old, advantages, mask, loss_type, 9, beta, ref)
+        assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
+        (gradient,), (right,) = (torch.autograd.grad(x, log_probs) for x in (loss, expected))
+        assert (gradient - right).abs().max() < 1e-12
+        # The loop's gradient is torch's too, so ask finite differences as well.
+        assert torch.autograd.gradcheck(
+            lambda x: grpo_loss(x, old, advantages, mask, ref_log_probs=ref, **options),  # noqa: B023
+            log_probs,
+        )
+
+
+def test_only_the_improvement_beyond_the_clip_range_is_clipped():
+    """Ratios 1.5 and 0.5, advantages 1 and -1: two are clipped, and it is not the two bad ones."""
+    ratio = torch.tensor([[1.5], [1.5], [0.5], [0.5]], requires_grad=True)
+    advantages = torch.tensor([1.0, -1, 1, -1])
+    loss = grpo_loss(ratio.log(), torch.zeros(4, 1), advantages, torch.ones(4, 1), normalizer=1.0)
+    loss.backward()
+    assert loss.item() == pytest.approx(-1.2 + 1.5 - 0.5 + 0.8)
+    assert ratio.grad[:, 0].tolist() == pytest.approx([0, 1, -1, 0])
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "expected"), [("grpo", 0.0), ("dapo", 0.5), ("dr_grpo", 0.25)]
+)
+def test_the_three_means_of_two_completions(loss_type, expected):
+    """Lengths 2 and 6, advantages 1 and -1, at most 8 tokens."""
+    mask = torch.arange(8) < torch.tensor([[2], [6]])
+    loss = grpo_loss(
+        torch.zeros(2, 8), torch.zeros(2, 8), torch.tensor([1.0, -1]), mask, loss_type=loss_type
+    )
+    assert loss.item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_last_short_micro_batch_weighs_no_more():
+    """Sequence losses 1 to 5 in micro-batches of 2: the mean of micro-batch means is 3.33."""
+    advantages, zeros, mask = -torch.arange(1.0, 6), torch.zeros(5, 1), torch.ones(5, 1)
+    normalizer = loss_normalizer(mask, "grpo", 1)
+    parts = zip(zeros.split(2), advantages.split(2), mask.split(2))
+    losses = [grpo_loss(x, x, a, part, normalizer=normalizer) for x, a, part in parts]
+    assert sum(losses).item() == pytest.approx(3.0)
+
+
+def update_gradient(model, update, loss_type, rows, beta=0.0):
+    """All parameter gradients of an update, accumulated over micro-batches of these rows."""
+    ids, attention, mask, old, ref, advantages = update
+    normalizer = loss_normalizer(mask, loss_type, 9)
+    model.zero_grad()
+    total = 0.0
+    for part in rows:
+        T = int(mask[part].sum(-1).max())  # a micro-batch is as long as its longest completion
+        L = ids.shape[1] - mask.shape[1]
+        log_probs = token_log_probs(model, ids[part, : L + T], attention[part, : L + T], T, 0.9)
+        loss = grpo_loss(
+            log_probs,
+            old[part, :T],
+            advantages[part],
+            mask[part, :T],
+            loss_type=loss_type,
+            normalizer=normalizer,
+            beta=beta,
+            ref_log_probs=ref[part, :T],
+        )
+        loss.backward()
+        total += loss.item()
+    return total, torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@pytest.fixture
+def update():
+    """Seven sequences on a tiny model; the rollouts of rows 2 and 5 have advantage 0."""
+    ids, attention, mask = batch([(3, 6), (7, 2), (1, 4), (5, 1), (2, 9), (4, 3), (6, 5)])
+    old = token_log_probs(random_model("qwen2"), ids, attention, mask.shape[1], 0.9).detach()
+    noise = torch.randn(2, *mask.shape, generator=torch.Generator().manual_seed(5)) / 4
+    advantages = torch.tensor([1.0, -0.5, 0.0, 2.0, -1.0, 0.0, 0.7])
+    return ids, attention, mask, old + noise[0], old + noise[1], advantages
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_the_gradient_does_not_depend_on_the_micro_batch_size(update, loss_type):
+    model = random_model("qwen2")
+    rows = torch.arange(7)
+    loss, gradient = update_gradient(model, update, loss_type, [rows], beta=0.04)
+    for size in (1, 2, 3, 5):
+        part_loss, part = update_gradient(model, update, loss_type, rows.split(size), beta=0.04)
+        assert part_loss == pytest.approx(loss, abs=1e-6)
+        assert (part - gradient).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_rollouts_without_advantage_need_no_computation(update, loss_type):
+    """Left out of the forward pass but still counted, they leave the same gradient."""
+    model = random_model("qwen2")
+    _, gradient = update_gradient(model, update, loss_type, [torch.arange(7)])
+    _, part = update_gradient(model, update, loss_type, [torch.tensor([0, 1, 3, 4, 6])])
+    assert (part - gradient).abs().max() < 1e-6
+
+
+def test_a_loss_of_zero_still_has_a_gradient():
+    """One token each from logits [0, 0], advantages 1 and -1: on policy the loss prints 0."""
+    logits = torch.zeros(2, requires_grad=True)
+    log_probs = logits.log_softmax(-1)[:, None]  # tokens 0 and 1
+    loss = grpo_loss(log_probs, log_probs.detach(), torch.tensor([1.0, -1]), torch.ones(2, 1))
+    loss.backward()
+    assert loss.item() == 0.0
+    assert logits.grad.tolist() == pytest.approx([-0.5, 0.5])
+
+
+def test_stored_old_log_probs_see_the_second_epoch(update):
+    """In the first epoch every micro-batch has ratio 1; after an update the ratio has moved."""
+    model = random_model("qwen2")
+    ids, attention, mask, _, _, advantages = update
+    old = token_log_probs(model, ids, attention, mask.shape[1], 0.9).detach()
+    stored = (ids, attention, mask, old, old, advantages)
+    on_policy = -(advantages[:, None] * mask).sum().item() / mask.sum().item()
+    first, gradient = update_gradient(model, stored, "dapo", torch.arange(7).split(2))
+    assert first == pytest.approx(on_policy, abs=1e-6)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 1e-3 / gradient.norm() * parameter.grad
+    second, _ = update_gradient(model, stored, "dapo", torch.arange(7).split(2))
+    assert second == pytest.approx(first - 1e-3 * gradient.norm().item(), rel=1e-2)
+
+
+@pytest.mark.parametrize("junk", [100.0, math.inf, -math.inf, math.nan])
+def test_nothing_at_a_padded_position_reaches_the_loss(junk):
+    """The mask comes before exp: multiplied by the mask, or hidden after exp, it would be NaN."""
+    log_probs = torch.tensor([[0.1, junk]], requires_grad=True)
+    for options in ({}, {"beta": 0.5, "ref_log_probs": torch.tensor([[0.1, 0.0]])}):
+        log_probs.grad = None
+        mask = torch.tensor([[1, 0]])
+        loss = grpo_loss(log_probs, torch.zeros(1, 2), torch.tensor([-1.0]), mask, **options)
+        loss.backward()
+        assert loss.item() == pytest.approx(1.10517, abs=1e-5)
+        assert log_probs.grad[0].tolist() == pytest.approx([1.10517, 0.0], abs=1e-5)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("T", [0, 3])
+def test_completions_without_tokens_contribute_zero(loss_type, T):
+    log_probs = torch.full((2, T), -1.0, requires_grad=True)
+    mask = torch.zeros(2, T)
+    loss = grpo_loss(log_probs, torch.zeros(2, T), torch.ones(2), mask, loss_type=loss_type)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert log_probs.grad.tolist() == [[0.0] * T] * 2
+
+
+def test_kl_without_a_reference_and_unknown_loss_types_are_refused():
+    x = torch.zeros(1, 1)
+    with pytest.raises(ValueError, match="ref_log_probs"):
+        grpo_loss(x, x, torch.ones(1), x + 1, beta=0.1)
+    for normalizer in (None, 1.0):
+        with pytest.raises(ValueError, match=r"'mean'.*grpo, dapo, dr_grpo"):
+            grpo_loss(x, x, torch.ones(1), x + 1, loss_type="mean", normalizer=normalizer)
+
+
+# ---- TRL's definition ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_the_loss_is_trls(loss_type, beta, micro_batches, tmp_path):
+    """Value and parameter gradients of the real trainer's loss, the temperature included.
+
+    TRL divides by what it calls the gradient accumulation steps (grpo, dr_grpo: means of
+    micro-batches of one size) or by the tokens of the whole batch (dapo), as we do.
+    """
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    ours = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY)
+    config = trl.GRPOConfig(
+        output_dir=str(tmp_path),
+        loss_type=loss_type,
+        beta=beta,
+        use_bias_correction_kl=False,  # not part of GRPO: it multiplies the KL by the ratio
+        temperature=0.7,
+        per_device_train_batch_size=4 // micro_batches,
+        gradient_accumulation_steps=micro_batches,
+        num_generations=4,
+        max_completion_length=9,
+        disable_dropout=True,
+        gradient_checkpointing=False,
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+    )
+    trainer = trl.GRPOTrainer(
+        str(tiny.TINY_POLICY),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=config,
+        train_dataset=datasets.Dataset.from_dict({"prompt": ["1+1="] * 4}),
+        processing_class=tiny.make_tokenizer(),
+    )
+    theirs = trainer.model.train().float()
+    trainer.current_gradient_accumulation_steps = micro_batches
+
+    ids, attention, mask = batch([(4, 6), (6, 2), (3, 7), (6, 1)], vocab_size=17)
+    T = mask.shape[1]
+    noise = torch.randn(2, 4, T, generator=torch.Generator().manual_seed(6)) / 4
+    old, ref = token_log_probs(ours, ids, attention, T, 0.7).detach() + noise
+    advantages = torch.tensor([1.0, -1.0, 0.5, 0.0])
+
+    loss = grpo_loss(
+        token_log_probs(ours, ids, attention, T, 0.7),
+        old,
+        advantages,
+        mask,
+        loss_type=loss_type,
+        max_completion_length=9,
+        beta=beta,
+        ref_log_probs=ref,
+    )
+    loss.backward()
+    their_loss = 0.0
+    for rows in torch.arange(4).split(4 // micro_batches):
+        part = trainer._compute_loss(
+            theirs,
+            {
+                "prompt_ids": ids[rows, :-T],
+                "prompt_mask": attention[rows, :-T].long(),
+                "completion_ids": ids[rows, -T:],
+                "completion_mask": mask[rows].long(),
+                "advantages": advantages[rows],
+                "old_per_token_logps": old[rows],
+                "ref_per_token_logps": ref[rows],
+                "num_items_in_batch": mask.sum(),
+            },
+        )
+        part.backward()
+        their_loss += part.item()
+    assert loss.item() == pytest.approx(their_loss, abs=1e-6)
+    mine, other = (
+        nn.utils.parameters_to_vector(p.grad for p in m.parameters()) for m in (ours, theirs)
+    )
+    assert (mine - other).norm() < 1e-5 * mine.norm()

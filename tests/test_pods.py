@@ -1,0 +1,345 @@
+"""The down-sampling rules against brute force over all subsets, in exact arithmetic."""
+
+import math
+import random
+from collections import Counter
+from fractions import Fraction
+from itertools import accumulate, combinations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pods import RULES, down_sample, max_reward, max_variance, percentile, random_subset
+
+# ---- oracles -------------------------------------------------------------------------------------
+
+
+def spread(values) -> Fraction:
+    """m^2 times the variance: the same order, and without rounding."""
+    values = [Fraction(value) for value in values]
+    return len(values) * sum(value * value for value in values) - sum(values) ** 2
+
+
+def as_integers(rewards) -> list[int]:
+    """The rewards (floats are binary fractions) on a common integer scale, for speed."""
+    rewards = rewards if isinstance(rewards, list) else rewards.tolist()  # exact for every dtype
+    fractions = [Fraction(value) for value in rewards]
+    scale = math.lcm(*(value.denominator for value in fractions))
+    return [int(value * scale) for value in fractions]
+
+
+def best_spread(values: list[int], m: int) -> int:
+    """The largest spread of any subset of size m, by looking at every one."""
+    return max(
+        m * sum(x * x for x in subset) - sum(subset) ** 2 for subset in combinations(values, m)
+    )
+
+
+def best_split(values: list[int], m: int) -> int:
+    """The same for large groups, by the lemma: every split into k lowest and m - k highest."""
+    x = sorted(values)
+    sums = [0, *accumulate(x)]
+    squares = [0, *accumulate(value * value for value in x)]
+    splits = []
+    for k in range(m + 1):
+        high = len(x) - (m - k)
+        total = sums[k] + sums[-1] - sums[high]
+        splits.append(m * (squares[k] + squares[-1] - squares[high]) - total**2)
+    return max(splits)
+
+
+def select(rewards, m: int, rule=max_variance) -> list[int]:
+    """The indices of one group, after checking their form."""
+    keep = rule(rewards, m)
+    assert keep.dtype == torch.int64 and keep.shape == (m,)
+    keep = keep.tolist()
+    assert keep == sorted(set(keep)), "not ascending and distinct"
+    return keep
+
+
+# ---- max_variance --------------------------------------------------------------------------------
+
+KINDS = {
+    "a list of tied integers": lambda rng, n: [rng.randint(0, 2) for _ in range(n)],
+    "negative": lambda rng, n: [-rng.randint(0, 40) for _ in range(n)],
+    "continuous": lambda rng, n: [rng.gauss(0, 1) for _ in range(n)],
+    "huge offset": lambda rng, n: [1e9 + rng.randint(0, 40) / 2**20 for _ in range(n)],
+    "one outlier": lambda rng, n: [
+        rng.choice([1e16, -1e16, 1e100]),
+        *rng.choices([0, 0.1, 0.2], k=n - 1),
+    ],
+    "skewed": lambda rng, n: [2.0 ** rng.randint(0, 20) for _ in range(n)],
+    "float16": lambda rng, n: torch.tensor([rng.gauss(0, 200) for _ in range(n)]).half(),
+    "bfloat16": lambda rng, n: torch.tensor([rng.gauss(0, 1) for _ in range(n)]).bfloat16(),
+    "float32 with an offset": lambda rng, n: 4096 + torch.tensor(rng.choices([0.0, 0.001, 1], k=n)),
+    "bool": lambda rng, n: torch.tensor([rng.random() < 0.3 for _ in range(n)]),
+    "int8": lambda rng, n: torch.tensor([rng.randint(-128, 127) for _ in range(n)]).to(torch.int8),
+    "NumPy float32": lambda rng, n: np.array([rng.gauss(5, 1) for _ in range(n)], np.float32),
+    "NumPy int64": lambda rng, n: np.array([rng.randint(-5, 5) for _ in range(n)]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_max_variance_equals_brute_force_over_all_subsets(kind):
+    rng = random.Random(kind)
+    for _ in range(300):
+        n = rng.randint(2, 9)
+        m = rng.randint(2, n)
+        rewards = KINDS[kind](rng, n)
+        values = as_integers(rewards)
+        got = spread(values[i] for i in select(rewards, m))
+        assert got == best_spread(values, m), (rewards, m)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(st.floats(width=16, allow_nan=False, allow_infinity=False), min_size=2, max_size=8),
+    st.data(),
+)
+def test_max_variance_equals_brute_force_on_what_hypothesis_finds(rewards, data):
+    m = data.draw(st.integers(2, len(rewards)))
+    values = as_integers(rewards)
+    assert spread(values[i] for i in select(rewards, m)) == best_spread(values, m)
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (7,), (3, 4), (2, 1, 3)])
+def test_a_batch_is_its_groups_one_by_one(shape):
+    generator = torch.Generator().manual_seed(1)
+    rewards = torch.randint(0, 4, (*shape, 12), generator=generator)
+    rewards = rewards + 10 * torch.arange(12 * math.prod(shape)).view(*shape, 12) // 24
+    for m in (2, 5, 12):
+        keep = max_variance(rewards, m)
+        assert keep.shape == (*shape, m)
+        groups = zip(keep.reshape(-1, m), rewards.reshape(-1, 12))
+        assert all(row.tolist() == select(group, m) for row, group in groups)
+
+
+def test_selection_never_crosses_groups():
+    """The extremes over both prompts would be the whole first against the whole second group."""
+    rewards = torch.tensor([[0.0, 0.0, 0.1, 0.2], [1.0, 1.0, 0.9, 0.8]])
+    kept = rewards.gather(1, max_variance(rewards, 2))
+    assert kept.sort().values.tolist() == torch.tensor([[0.0, 0.2], [0.8, 1.0]]).tolist()
+
+
+def test_the_best_subset_is_not_half_and_half():
+    rewards = [0, 0, 0, 0, 0, 1, 1, 10]
+    keep = select(rewards, 4)
+    assert [rewards[i] for i in keep] == [0, 0, 0, 10]
+    assert spread(rewards[i] for i in keep) == 18.75 * 16  # half and half has 17.6875
+
+
+INTEGERS = st.lists(st.integers(-1000, 1000), min_size=2, max_size=40)
+
+
+def kept_values(rewards, m) -> list:
+    return sorted(rewards[i] for i in select(rewards, m))
+
+
+@settings(deadline=None)
+@given(INTEGERS, st.data())
+def test_the_kept_values_do_not_depend_on_the_order(rewards, data):
+    m = data.draw(st.integers(2, len(rewards)))
+    shuffled = data.draw(st.permutations(rewards))
+    assert kept_values(shuffled, m) == kept_values(rewards, m)
+
+
+@settings(deadline=None)
+@given(INTEGERS, st.data())
+def test_an_offset_or_a_positive_scale_changes_nothing(rewards, data):
+    m = data.draw(st.integers(2, len(rewards)))
+    offset = data.draw(st.integers(-(10**12), 10**12))
+    scale = data.draw(st.sampled_from([2**-10, 3, 1000, 2**30]))
+    assert select([scale * value + offset for value in rewards], m) == select(rewards, m)
+
+
+@settings(deadline=None)
+@given(INTEGERS, st.data())
+def test_the_sign_does_not_change_the_variance(rewards, data):
+    m = data.draw(st.integers(2, len(rewards)))
+    mirrored = [-value for value in kept_values([-value for value in rewards], m)]
+    assert spread(mirrored) == spread(kept_values(rewards, m))
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [lambda x: x, lambda x: x / 10, lambda x: 1 + x / 10],
+    ids=["integers", "tenths", "tenths above 1"],
+)
+def test_ties_are_decided_as_documented(reward):
+    """Lowest index first among equal rewards, most high rewards among splits of equal variance.
+
+    Tenths are not exact in binary, so their ties would be decided by rounding.
+    """
+    rng = random.Random(0)
+    for _ in range(1000):
+        n = rng.randint(2, 14)
+        m = rng.randint(2, n)
+        values = [rng.randint(0, rng.randint(1, 11)) for _ in range(n)]
+        x = sorted(values)
+        splits = [x[:k] + x[n - m + k :] for k in range(m + 1)]
+        kept = max(splits, key=spread)  # the first of the best: the fewest low, the most high
+        expected = []
+        for value, count in Counter(kept).items():
+            expected += [i for i in range(n) if values[i] == value][:count]
+        assert select([reward(value) for value in values], m) == sorted(expected), (values, m)
+
+
+@pytest.mark.parametrize(
+    ("zeros", "ones", "m", "kept_ones"),
+    [(32, 32, 16, 8), (60, 4, 16, 4), (4, 60, 16, 12), (9, 7, 5, 3), (8, 0, 4, 0), (63, 1, 16, 1)],
+)
+def test_zero_one_rewards_are_kept_half_and_half(zeros, ones, m, kept_ones):
+    """With an odd m there is one more 1; a rarer kind is kept whole."""
+    rewards = [0] * zeros + [1] * ones
+    random.Random(0).shuffle(rewards)
+    assert sum(rewards[i] for i in select(rewards, m)) == kept_ones
+
+
+def test_the_default_sort_would_not_do():
+    """64 alternating rewards: torch's unstable sort picks arbitrary ones among the equals."""
+    assert select([1, 0] * 32, 16) == list(range(16))
+
+
+def test_equal_rewards_keep_the_first():
+    assert select([0.2] * 6, 3) == [0, 1, 2]
+
+
+def test_close_python_floats_are_not_merged():
+    """In float32 these are all 1e8, and the first two would be kept."""
+    assert select([1e8, 1e8 + 1, 1e8 + 2], 2) == [0, 2]
+    assert max_variance([[1e8, 1e8 + 1, 1e8 + 2]], 2).tolist() == [[0, 2]]
+
+
+def test_the_rewards_are_left_alone():
+    rewards = torch.tensor([3.0, 1.0, 2.0, 0.0], dtype=torch.float64, requires_grad=True)
+    before = rewards.tolist()
+    assert not max_variance(rewards, 2).requires_grad
+    assert rewards.tolist() == before and rewards.requires_grad
+
+
+@pytest.mark.parametrize("offset", [0, 1000])
+def test_a_million_rollouts(offset):
+    generator = torch.Generator().manual_seed(2)
+    grid = (torch.randn(1_000_000, generator=generator) * 2**10).round().long() + offset * 2**10
+    keep = max_variance(grid.float() / 2**10, 250_000)
+    assert keep.shape == (250_000,) and bool((keep.diff() > 0).all())
+    kept = grid[keep].tolist()
+    got = len(kept) * sum(value * value for value in kept) - sum(kept) ** 2
+    assert got == best_split(grid.tolist(), 250_000)
+
+
+def test_many_groups_in_one_call():
+    generator = torch.Generator().manual_seed(3)
+    grid = torch.randint(0, 1000, (512, 1024), generator=generator)
+    grid[::3, 0] = 10**6  # an outlier in every third group
+    keep = max_variance(grid.float(), 256)
+    assert keep.shape == (512, 256)
+    for row in range(0, 512, 32):
+        kept = grid[row][keep[row]].tolist()
+        assert spread(kept) == best_split(grid[row].tolist(), 256)
+
+
+# ---- the other rules -----------------------------------------------------------------------------
+
+
+def random_groups(count: int):
+    rng = random.Random(4)
+    for _ in range(count):
+        n = rng.randint(2, 30)
+        yield [rng.randint(0, 8) for _ in range(n)], rng.randint(2, n)
+
+
+def test_max_reward_takes_the_highest_first_among_equals():
+    for rewards, m in random_groups(300):
+        order = sorted(range(len(rewards)), key=lambda i: (-rewards[i], i))
+        assert select(rewards, m, max_reward) == sorted(order[:m])
+
+
+def test_percentile_takes_the_middle_of_each_slice():
+    for rewards, m in random_groups(300):
+        n = len(rewards)
+        order = sorted(range(n), key=lambda i: (rewards[i], i))
+        quantiles = [Fraction(2 * i + 1, 2 * m) for i in range(m)]  # (i + 0.5) / m
+        assert select(rewards, m, percentile) == sorted(order[math.floor(q * n)] for q in quantiles)
+
+
+def test_percentile_by_hand():
+    """64 ascending rewards and m = 4: the middles of the four quarters."""
+    assert select(list(range(64)), 4, percentile) == [8, 24, 40, 56]
+    assert select(list(range(64))[::-1], 4, percentile) == [7, 23, 39, 55]
+
+
+def test_random_subset_is_uniform_over_subsets():
+    """The chi-square of 10 subsets (9 degrees of freedom) exceeds 27.9 once in a thousand seeds."""
+    draws = 20_000
+    generator = torch.Generator().manual_seed(5)
+    rewards = torch.arange(5).expand(draws, 5)
+    counts = Counter(map(tuple, random_subset(rewards, 2, generator).tolist()))
+    assert set(counts) == set(combinations(range(5), 2))
+    assert sum((count - draws / 10) ** 2 / (draws / 10) for count in counts.values()) < 27.9
+
+
+def test_random_subset_repeats_with_its_generator_alone():
+    rewards = torch.zeros(3, 40)
+    state = torch.get_rng_state()
+    first = random_subset(rewards, 8, torch.Generator().manual_seed(6))
+    assert torch.equal(torch.get_rng_state(), state), "drew from the global generator"
+    torch.manual_seed(1)
+    assert torch.equal(first, random_subset(rewards, 8, torch.Generator().manual_seed(6)))
+    assert not torch.equal(first, random_subset(rewards, 8, torch.Generator().manual_seed(7)))
+    assert not torch.equal(first[0], first[1]), "the groups share one draw"
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_by_name_has_the_same_contract(name):
+    rewards = torch.randint(0, 5, (3, 2, 9), generator=torch.Generator().manual_seed(8))
+    keep = down_sample(rewards, 4, name, torch.Generator().manual_seed(9))
+    extra = [torch.Generator().manual_seed(9)] if name == "random" else []
+    assert torch.equal(keep, RULES[name](rewards, 4, *extra))
+    assert keep.shape == (3, 2, 4) and keep.dtype == torch.int64
+    assert bool((keep.diff(dim=-1) > 0).all())
+    assert down_sample(rewards, 9, name).tolist() == [[list(range(9))] * 2] * 3  # m == n: all
+
+
+def test_down_sample_defaults_to_max_variance():
+    rewards = [0, 0, 0, 0, 0, 1, 1, 10]
+    assert torch.equal(down_sample(rewards, 4), max_variance(rewards, 4))
+
+
+# ---- errors: each names the numbers --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rewards", "m", "message"),
+    [
+        ([3, 1, 2], 1, "m=1"),
+        ([3, 1, 2], 0, "m=0"),
+        ([3, 1, 2], -2, "m=-2"),
+        ([1, 0, 0.5], 4, "m=4.*n=3"),
+        ([[1.0], [0.0]], 2, "m=2.*n=1"),
+        ([], 2, r"empty group.*\[0\]"),
+        (torch.zeros(3, 0), 2, r"empty group.*\[3, 0\]"),
+        (torch.tensor(1.0), 2, "empty group"),
+        ([0.0, math.nan, 1.0], 2, r"nan at index \[1\]"),
+        ([0.0, 1.0, math.inf], 2, r"inf at index \[2\]"),
+        (torch.tensor([[0.0, 1.0], [-math.inf, 1.0]]), 2, r"-inf at index \[1, 0\]"),
+        (np.array([math.nan, 1.0], np.float32), 2, r"nan at index \[0\]"),
+    ],
+)
+def test_bad_input_is_refused_by_every_rule(rule, rewards, m, message):
+    with pytest.raises(ValueError, match=message):
+        down_sample(rewards, m, rule)
+
+
+def test_an_unknown_rule_is_named_with_the_choices():
+    with pytest.raises(ValueError, match=r"'best'.*max_variance, max_reward, random, percentile"):
+        down_sample([1, 2, 3], 2, "best")
+
+
+def test_a_fractional_m_is_refused():
+    with pytest.raises(TypeError):
+        max_variance([1, 2, 3], 2.5)

@@ -1,0 +1,395 @@
+"""The sampler against the loss, against brute force, and against transformers' generate."""
+
+from collections import Counter
+
+import pytest
+import torch
+from conftest import random_model
+from torch.nn.functional import pad
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+import tiny
+from grpo import token_log_probs
+from rollouts import Rollouts, TorchSampler, eos_token_ids, pack
+
+
+class Words:
+    """The least of a tokenizer: token 0 ends and pads, text is the ids in a row."""
+
+    eos_token_id = pad_token_id = 0
+
+    def decode(self, ids, skip_special_tokens):
+        return " ".join(map(str, ids))
+
+
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [3, 5, 8, 9]]
+ONE_LENGTH = [[3, 1, 4], [6, 5, 3]]
+
+
+def generate(model, prompts=PROMPTS, n=4, max_new_tokens=10, temperature=1.0, seed=0) -> Rollouts:
+    return TorchSampler(model, Words()).generate(prompts, n, max_new_tokens, temperature, seed)
+
+
+def same(a: Rollouts, b: Rollouts) -> bool:
+    return torch.equal(a.completion_ids, b.completion_ids) and torch.equal(a.log_probs, b.log_probs)
+
+
+# ---- which distribution --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
+@pytest.mark.parametrize("prompts", [PROMPTS, ONE_LENGTH])
+def test_its_log_probs_are_those_of_the_loss(model, prompts, temperature):
+    """Padded and unpadded batches, rows that leave early, rotary and learned positions."""
+    model.generation_config.eos_token_id = [0, 5]  # so that some finish early
+    rollouts = generate(model, prompts, n=8, temperature=temperature)
+    assert rollouts.finished.any()
+    ids, attention = rollouts.sequences()
+    scored = token_log_probs(model, ids, attention, rollouts.mask.shape[-1], temperature)
+    difference = scored - rollouts.log_probs.flatten(0, 1)
+    assert difference[rollouts.mask.flatten(0, 1)].abs().max() < 1e-4
+
+
+def test_its_log_probs_are_those_of_the_loss_for_the_tiny_policy():
+    model = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY)
+    tokenizer = tiny.make_tokenizer()
+    prompts = tokenizer(["47+85=", "1+2=", "99+99=", "5="])["input_ids"]
+    rollouts = TorchSampler(model, tokenizer).generate(prompts, 16, 23, 0.9, 0)
+    ids, attention = rollouts.sequences()
+    scored = token_log_probs(model, ids, attention, rollouts.mask.shape[-1], 0.9)
+    difference = scored - rollouts.log_probs.flatten(0, 1)
+    assert difference[rollouts.mask.flatten(0, 1)].abs().max() < 1e-4
+
+
+def exact_distribution(model, prompt, length, temperature):
+    """The probability of every completion of at most `length` tokens, by asking the model."""
+    distribution, open_prefixes = {}, {(): 1.0}
+    for t in range(length):
+        going = {}
+        for prefix, probability in open_prefixes.items():
+            logits = model(torch.tensor([[*prompt, *prefix]])).logits[0, -1].double()
+            for token, p in enumerate((logits / temperature).softmax(-1).tolist()):
+                ends = token == 0 or t + 1 == length
+                (distribution if ends else going)[(*prefix, token)] = probability * p
+        open_prefixes = going
+    return distribution
+
+
+def chi_square(counts: Counter, distribution: dict, draws: int) -> float:
+    """How many standard deviations the statistic is above its mean; rare outcomes are one cell."""
+    cells, rare = [], [0, 0.0]
+    for outcome, probability in distribution.items():
+        if probability * draws >= 5:
+            cells.append((counts[outcome], probability * draws))
+        else:
+            rare = [rare[0] + counts[outcome], rare[1] + probability * draws]
+    cells.append((rare[0], max(rare[1], 1.0)))
+    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
+    freedom = len(cells) - 1
+    return (statistic - freedom) / (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+@torch.no_grad()
+def test_completions_have_the_distribution_of_the_policy(model, temperature):
+    """All completions of up to 3 tokens of 5 words, two prompts of different lengths."""
+    model.resize_token_embeddings(5)
+    prompts, draws = [[3, 1, 4, 2], [2, 1]], 4000
+    rollouts = generate(model, prompts, draws, max_new_tokens=3, temperature=temperature)
+    for p, prompt in enumerate(prompts):
+        lengths = rollouts.mask[p].sum(-1).tolist()
+        rows = zip(rollouts.completion_ids[p].tolist(), lengths)
+        counts = Counter(tuple(row[:length]) for row, length in rows)
+        distribution = exact_distribution(model, prompt, 3, temperature)
+        assert set(counts) <= set(distribution)
+        assert chi_square(counts, distribution, draws) < 4
+        # The same rollouts are not what a policy a little warmer would have done.
+        warmer = exact_distribution(model, prompt, 3, temperature * 1.3)
+        assert chi_square(counts, warmer, draws) > 8
+
+
+def test_nothing_leaks_from_the_generation_config(model):
+    plain = generate(model, temperature=0.9)
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=0.1,
+        top_k=1,
+        top_p=0.1,
+        min_p=0.9,
+        repetition_penalty=5.0,
+        no_repeat_ngram_size=1,
+        suppress_tokens=list(range(1, 10)),
+        max_new_tokens=2,
+        num_return_sequences=3,
+        use_cache=False,
+        eos_token_id=0,
+    )
+    assert same(generate(model, temperature=0.9), plain)
+
+
+@pytest.mark.parametrize("kind", ["tiny policy", "qwen2", "llama", "gpt2"])
+def test_at_a_low_temperature_it_is_greedy_like_transformers(kind):
+    if kind == "tiny policy":
+        model = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY)
+        tokenizer = tiny.make_tokenizer()
+        prompts = tokenizer(["47+85=", "1+2=", "10+16=", "8+8=", "99+99="])["input_ids"]
+    else:
+        model, tokenizer, prompts = random_model(kind).eval(), Words(), PROMPTS
+    rollouts = TorchSampler(model, tokenizer).generate(prompts, 2, 23, 1e-5, 0)
+    greedy = model.generate(
+        rollouts.prompt_ids,
+        attention_mask=rollouts.prompt_mask.long(),
+        do_sample=False,
+        max_new_tokens=23,
+        pad_token_id=tokenizer.pad_token_id,
+    )[:, rollouts.prompt_ids.shape[1] :]
+    for i in range(2):
+        assert torch.equal(rollouts.completion_ids[:, i], greedy[:, : rollouts.mask.shape[-1]])
+
+
+# ---- seeds ---------------------------------------------------------------------------------------
+
+
+def test_the_seed_alone_decides(model):
+    state = torch.get_rng_state()
+    first = generate(model, seed=1)
+    assert torch.equal(torch.get_rng_state(), state), "drew from the global generator"
+    torch.manual_seed(99)
+    assert same(generate(model, seed=1), first)
+    assert not same(generate(model, seed=2), first)
+
+
+def test_the_rollouts_of_a_prompt_differ():
+    rollouts = generate(random_model("qwen2"), [[3, 1, 4]] * 2, n=8)
+    assert len({tuple(row) for row in rollouts.completion_ids.flatten(0, 1).tolist()}) > 12
+
+
+# ---- the work it does ----------------------------------------------------------------------------
+
+
+def test_one_prefill_a_prompt_and_finished_rows_leave_the_batch(model):
+    model.generation_config.eos_token_id = [0, 5]  # so that some finish early
+    shapes = []
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    rollouts = generate(model, n=16, temperature=1.3)
+    lengths = rollouts.mask.sum(-1)
+    assert shapes[0] == (3, 7)  # P prompts, not P * n
+    going = [int((lengths > t).sum()) for t in range(1, 10)]  # rollouts with a token number t
+    assert shapes[1:] == [(rows, 1) for rows in going if rows]
+    assert going[-1] < going[0] < 3 * 16, "nothing finished early: this test shows nothing"
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
+def test_train_mode_and_gradient_checkpointing_change_nothing(kind):
+    """Dropout would change the policy, and checkpointing would switch the cache off."""
+    dropout = (
+        {"attn_pdrop": 0.5, "embd_pdrop": 0.5} if kind == "gpt2" else {"attention_dropout": 0.5}
+    )
+    model = random_model(kind, **dropout).eval()
+    plain = generate(model)
+    assert not model.training
+    model.gradient_checkpointing_enable()
+    model.train()
+    assert same(generate(model), plain)
+    assert model.training and model.is_gradient_checkpointing
+
+
+def test_the_mode_is_restored_after_an_error():
+    model = random_model("qwen2").train()
+    model.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        generate(model)
+    assert model.training
+
+
+def test_rollouts_can_be_trained_on():
+    """Generation keeps no graph, and its tensors may be saved for the backward pass."""
+    model, grad_enabled = random_model("qwen2"), []
+    hook = model.register_forward_pre_hook(lambda *_: grad_enabled.append(torch.is_grad_enabled()))
+    rollouts = generate(model)
+    hook.remove()
+    assert not any(grad_enabled)
+    ids, attention = rollouts.sequences()
+    log_probs = token_log_probs(model, ids, attention, rollouts.mask.shape[-1])
+    (log_probs * rollouts.log_probs.flatten(0, 1)).sum().backward()
+    assert not rollouts.log_probs.is_inference() and not rollouts.log_probs.requires_grad
+
+
+# ---- where a completion ends ---------------------------------------------------------------------
+
+
+def test_a_completion_ends_with_its_first_eos(model):
+    rollouts = generate(model, n=16, temperature=1.5)
+    lengths = rollouts.mask.sum(-1)
+    for p in range(3):
+        for i in range(16):
+            tokens = rollouts.completion_ids[p, i, : lengths[p, i]].tolist()
+            assert (
+                tokens.index(0) == len(tokens) - 1 if rollouts.finished[p, i] else 0 not in tokens
+            )
+            assert rollouts.finished[p, i] or len(tokens) == 10
+            words = tokens[:-1] if rollouts.finished[p, i] else tokens
+            assert rollouts.texts[p][i] == " ".join(map(str, words))
+
+
+def test_every_eos_of_the_model_and_of_the_tokenizer_ends():
+    """Chat models often have two: end of turn and end of text."""
+    model = random_model("qwen2")
+    model.generation_config.eos_token_id = [7, 2]
+    assert eos_token_ids(model, Words()) == [0, 2, 7]
+    rollouts = generate(model, n=64, temperature=1.5)
+    last = rollouts.completion_ids.gather(-1, rollouts.mask.sum(-1, keepdim=True) - 1)[..., 0]
+    assert set(last[rollouts.finished].tolist()) == {0, 2, 7}
+    inner = rollouts.mask.clone().scatter_(-1, rollouts.mask.sum(-1, keepdim=True) - 1, False)
+    assert not set(rollouts.completion_ids[inner].tolist()) & {0, 2, 7}
+
+
+def test_one_eos_as_a_number_and_none_at_all():
+    model = random_model("qwen2")
+    model.generation_config.eos_token_id = 7
+    assert eos_token_ids(model, Words()) == [0, 7]
+    model.generation_config.eos_token_id = None
+    assert eos_token_ids(model, Words()) == [0]
+
+
+def test_masks_come_from_lengths_where_padding_is_eos():
+    """The first EOS is trained, everything after it is not, whatever its value."""
+    completions = [[5, 6, 0, 0, 0], [5, 6, 7, 8, 9], [0, 0, 0, 0, 0], [5, 0, 6, 0, 7]]
+    log_probs = [[-1.0, -2.0, -3.0, -4.0, -5.0]] * 4
+    rollouts = pack([[1, 2], [3]], completions, log_probs, [0], Words())
+    assert rollouts.mask.flatten(0, 1).int().tolist() == [
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 1],
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+    ]
+    assert rollouts.finished.tolist() == [[True, False], [True, True]]
+    assert rollouts.texts == [["5 6", "5 6 7 8 9"], ["", "5"]]
+    assert torch.equal(rollouts.log_probs, torch.tensor(log_probs).view(2, 2, 5) * rollouts.mask)
+    assert rollouts.prompt_ids.tolist() == [[1, 2], [0, 3]]
+    assert rollouts.prompt_mask.tolist() == [[True, True], [False, True]]
+
+
+def test_a_second_eos_does_not_count_as_truncated():
+    rollouts = pack([[1]], [[5, 6, 7], [5, 2]], [[0.0] * 3, [0.0] * 2], [2, 7], Words())
+    assert rollouts.mask[0].int().tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert rollouts.finished.tolist() == [[True, True]]
+
+
+def test_empty_completions_are_packed():
+    rollouts = pack([[1], [2]], [[], [5], [], []], [[], [-1.0], [], []], [0], Words())
+    assert rollouts.mask.tolist() == [[[False], [True]], [[False], [False]]]
+    assert not rollouts.finished.any()
+    nothing = pack([[1]], [[], []], [[], []], [0], Words())
+    assert nothing.completion_ids.shape == nothing.mask.shape == (1, 2, 0)
+
+
+# ---- the record ----------------------------------------------------------------------------------
+
+
+def numbered(P=2, n=4) -> Rollouts:
+    """Rollouts whose every value says which one it is: prompt, rollout, token."""
+    lengths = torch.tensor([[3, 7, 5, 9], [1, 2, 8, 4]])
+    ids = 1000 * torch.arange(P)[:, None, None] + 100 * torch.arange(n)[:, None] + torch.arange(9)
+    return Rollouts(
+        prompt_ids=torch.tensor([[0, 91], [92, 93]]),
+        prompt_mask=torch.tensor([[False, True], [True, True]]),
+        completion_ids=ids,
+        mask=torch.arange(9) < lengths[..., None],
+        log_probs=-ids.float() / 7,
+        finished=lengths % 2 == 1,
+        texts=[[f"text {p} {i}" for i in range(n)] for p in range(P)],
+    )
+
+
+@pytest.mark.parametrize("keep", [[[1, 3], [0, 2]], [[2, 0], [3, 0]], [[0, 1, 2, 3]] * 2])
+def test_select_takes_every_field_from_the_same_rows(keep):
+    everything, kept = numbered(), numbered().select(torch.tensor(keep))
+    T = max(everything.mask[p, i].sum().item() for p, row in enumerate(keep) for i in row)
+    assert kept.completion_ids.shape == kept.mask.shape == (2, len(keep[0]), T)
+    for p, row in enumerate(keep):
+        for j, i in enumerate(row):
+            for field in ("completion_ids", "mask", "log_probs"):
+                original = getattr(everything, field)[p, i]
+                assert torch.equal(getattr(kept, field)[p, j], original[:T]), field
+            assert kept.finished[p, j] == everything.finished[p, i]
+            assert kept.texts[p][j] == f"text {p} {i}"
+    assert torch.equal(kept.prompt_ids, everything.prompt_ids)
+    assert torch.equal(kept.prompt_mask, everything.prompt_mask)
+
+
+def test_select_trims_to_the_longest_kept():
+    assert numbered().select(torch.tensor([[0, 2], [0, 3]])).mask.shape == (2, 2, 5)
+
+
+def test_sequences_join_each_rollout_with_its_own_prompt():
+    rollouts = numbered()
+    ids, attention = rollouts.sequences()
+    assert ids.shape == attention.shape == (8, 2 + 9)
+    for p in range(2):
+        for i in range(4):
+            row = 4 * p + i
+            assert ids[row].tolist() == [
+                *rollouts.prompt_ids[p].tolist(),
+                *rollouts.completion_ids[p, i].tolist(),
+            ]
+            expected = pad(rollouts.mask[p, i], (2, 0), value=True)
+            expected[:2] = rollouts.prompt_mask[p]
+            assert torch.equal(attention[row], expected)
+
+
+def test_sync_takes_the_new_weights():
+    old, new = random_model("qwen2", seed=0), random_model("qwen2", seed=1)
+    sampler = TorchSampler(old, Words())
+    sampler.sync(new)
+    assert same(sampler.generate(PROMPTS, 4, 10, 1.0, 0), generate(new))
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(ValueError, match="empty prompt"):
+        generate(random_model("qwen2"), [[1, 2], []])
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
+def test_what_does_not_fit_the_positions_is_refused(kind):
+    """Beyond 64 positions GPT-2 would crash and rotary models would babble."""
+    model = random_model(kind)
+    with pytest.raises(ValueError, match=r"7.*58.*64 positions"):
+        generate(model, max_new_tokens=58)
+    assert generate(model, max_new_tokens=57).mask.shape[-1] <= 57
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, ONE_LENGTH])
+def test_a_sliding_window_may_be_shorter_than_the_prompt(prompts):
+    """The cache holds all keys; it is the mask that hides those outside the window."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    options = size | heads | {"initializer_range": 0.2, "eos_token_id": 0, "bos_token_id": None}
+    model = MistralForCausalLM(MistralConfig(vocab_size=19, sliding_window=3, **options))
+    rollouts = generate(model, prompts, n=8)
+    ids, attention = rollouts.sequences()
+    scored = token_log_probs(model, ids, attention, rollouts.mask.shape[-1])
+    difference = scored - rollouts.log_probs.flatten(0, 1)
+    assert difference[rollouts.mask.flatten(0, 1)].abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("temperature", [0, -1, float("nan")])
+def test_a_temperature_that_makes_no_policy_is_an_error(temperature):
+    with pytest.raises(ValueError, match="temperature"):
+        generate(random_model("qwen2"), PROMPTS, temperature=temperature)
+
+
+def test_selecting_from_empty_completions_works():
+    nothing = pack([[1]], [[], []], [[], []], [0], Words())
+    assert nothing.select(torch.tensor([[0, 1]])).finished.tolist() == [[False, False]]

@@ -1,0 +1,531 @@
+"""The loop as users meet it: command line, outputs, stopping and going on, the update."""
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+import tiny
+import train
+from grpo import group_advantages, grpo_loss, token_log_probs
+from rollouts import Rollouts
+from train import Config, InputError, Run
+
+ROOT = Path(__file__).parents[1]
+SMALL = dict(n=8, m=4, prompts_per_step=2, steps=6, eval_problems=16, eval_every=3, save_every=2)
+
+
+def small(**changes) -> Config:
+    """A run of a second or two."""
+    return Config(**SMALL | changes)
+
+
+def flags(**changes) -> list[str]:
+    """The same settings as command line flags."""
+    return [part for k, v in (SMALL | changes).items() for part in (train.flag(k), str(v))]
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-u", str(ROOT / "train.py"), *map(str, arguments)]
+
+
+def without_times(out: Path) -> list[dict]:
+    """The rows of metrics.jsonl but for what the clock says."""
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in ("time", "seconds")} for row in rows]
+
+
+def weights_of(out: Path) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(out / "model").state_dict()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """One uninterrupted small run that several tests look at."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    train.train(small(), out)
+    return out
+
+
+# ---- what a run writes ---------------------------------------------------------------------------
+
+
+def test_outputs_are_complete_and_readable(finished):
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in rows if "eval_accuracy" in row] == [0, 3, 6]
+    for row in rows[1:]:
+        assert set(row["seconds"]) == {"generate", "score", "select", "update", "sync"}
+        for name in (
+            "time",
+            "reward",
+            "reward_kept",
+            "reward_std",
+            "accuracy",
+            "loss",
+            "grad_norm",
+        ):
+            assert math.isfinite(row[name]), name
+        assert 0 <= row["groups_without_signal"] <= 2
+        assert 0 < row["completion_length"] <= 26
+    assert rows[-1]["time"] == pytest.approx(sum(sum(r["seconds"].values()) for r in rows[1:]))
+    assert json.loads((finished / "config.json").read_text())["n"] == 8
+    assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_rollouts_file_shows_kept_and_dropped_with_reward_parts(finished):
+    rows = [json.loads(line) for line in (finished / "rollouts.jsonl").read_text().splitlines()]
+    assert {row["kept"] for row in rows} == {True, False}
+    for row in rows:
+        total = row["accuracy"] + 0.1 * row["format"] + 0.1 * row["tag_count"]
+        assert row["total"] == pytest.approx(total)
+        assert "<eos>" not in row["completion"]
+        assert row["prompt"].endswith("=")
+
+
+def test_saved_model_is_an_ordinary_folder(finished):
+    model = AutoModelForCausalLM.from_pretrained(finished / "model")
+    tokenizer = AutoTokenizer.from_pretrained(finished / "model")
+    inputs = tokenizer("12+34=", return_tensors="pt")
+    assert model(**inputs).logits.shape == (1, 6, 19)
+    shipped = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY).state_dict()
+    trained = model.state_dict()
+    assert any((trained[name] != shipped[name]).any() for name in shipped)
+
+
+def test_learning_is_real(tmp_path):
+    """Thirty steps lift held-out accuracy by far more than its standard error of 0.017."""
+    rows = train.train(Config(steps=30, eval_every=0), tmp_path / "run")
+    before, after = rows[0]["eval_accuracy"], rows[-1]["eval_accuracy"]
+    assert before < 0.42
+    assert after > 0.6
+
+
+def test_logged_reward_is_of_all_rollouts_not_of_the_kept(tmp_path, monkeypatch):
+    """Rewards 0 0 0 0 0 0 0 1, m = 4: the policy's mean is 1/8, the batch's 1/4."""
+
+    def one_in_eight(completions, answers, weights=None, opens_think=False):
+        values = [float(i % 8 == 7) for i in range(len(completions))]
+        return dict.fromkeys(("accuracy", "format", "tag_count", "total"), values)
+
+    monkeypatch.setattr(train, "score", one_in_eight)
+    row = train.train(small(steps=1), tmp_path / "run")[1]
+    assert row["reward"] == 0.125
+    assert row["reward_kept"] == 0.25
+    assert row["groups_without_signal"] == 0
+
+
+# ---- reproducible, interruptible -----------------------------------------------------------------
+
+
+def test_same_seed_same_run_other_seed_other_run(finished, tmp_path):
+    train.train(small(), tmp_path / "again")
+    assert without_times(tmp_path / "again") == without_times(finished)
+    train.train(small(seed=1), tmp_path / "other")
+    assert without_times(tmp_path / "other") != without_times(finished)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"rule": "random"}, {"epochs": 2, "beta": 0.1}], ids=["plain", "random", "kl"]
+)
+def test_resume_continues_exactly(tmp_path, changes):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train.train(small(**changes), whole)
+    train.train(small(**changes | {"steps": 3}), parts)
+    assert train.main(["--resume", "--out", str(parts), "--steps", "6"]) == 0
+    assert without_times(parts) == without_times(whole)
+    assert (parts / "rollouts.jsonl").read_text() == (whole / "rollouts.jsonl").read_text()
+    for name, weight in weights_of(whole).items():
+        assert torch.equal(weights_of(parts)[name], weight), name
+
+
+def wait_for(condition, process: subprocess.Popen, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_killed_run_loses_at_most_the_steps_since_the_checkpoint(tmp_path):
+    """kill -9 in the middle, also of a line: the resumed run equals the uninterrupted one."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train.train(small(steps=40), whole)
+    process = subprocess.Popen(command(*flags(steps=40), "--out", killed))
+    wait_for(lambda: len(list((killed / "checkpoint").glob("step_*.pt"))) >= 2, process)
+    process.kill()
+    process.wait()
+    with open(killed / "metrics.jsonl", "a") as file:
+        file.write('{"step": 39, "tim')
+    assert train.main(["--resume", "--out", str(killed)]) == 0
+    assert without_times(killed) == without_times(whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_saves_says_where_and_can_be_resumed(tmp_path, number):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train.train(small(steps=40), whole)
+    process = subprocess.Popen(
+        command(*flags(steps=40), "--out", stopped), stdout=subprocess.PIPE, text=True
+    )
+    metrics = stopped / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 3, process)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert f"--resume --out {stopped}" in output
+    done = len(without_times(stopped)) - 1
+    assert done < 40
+    assert (stopped / "checkpoint" / f"step_{done:06}.pt").exists()
+    assert (stopped / "model" / "model.safetensors").exists()
+    assert train.main(["--resume", "--out", str(stopped)]) == 0
+    assert without_times(stopped) == without_times(whole)
+
+
+def test_damaged_checkpoint_is_said_and_the_one_before_it_used(tmp_path, capsys):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train.train(small(), whole)
+    train.train(small(steps=4), parts)
+    newest = sorted((parts / "checkpoint").iterdir())[-1]
+    assert newest.name == "step_000004.pt"
+    newest.write_bytes(newest.read_bytes()[:5000])
+    assert train.main(["--resume", "--out", str(parts), "--steps", "6"]) == 0
+    assert "step_000004.pt is damaged" in capsys.readouterr().err
+    assert without_times(parts) == without_times(whole)
+
+
+def test_resume_refuses_other_settings(finished, capsys):
+    assert train.main(["--resume", "--out", str(finished), "--lr", "0.1"]) == 2
+    assert "--lr 0.1 differs" in capsys.readouterr().err
+
+
+def test_minutes_limit_ends_the_run(tmp_path):
+    rows = train.train(small(steps=None, minutes=0.01), tmp_path / "run")
+    assert rows[-1]["time"] >= 0.6
+    assert rows[-2]["time"] < 0.6
+    assert "eval_accuracy" in rows[-1]
+
+
+def test_training_works_outside_the_main_thread(tmp_path):
+    """Notebook servers and schedulers run code in threads, where signals cannot be handled."""
+    thread = threading.Thread(target=train.train, args=(small(steps=1), tmp_path / "run"))
+    thread.start()
+    thread.join()
+    assert (tmp_path / "run" / "model").exists()
+
+
+# ---- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--m 65", ["--m 65", "--n 64"]),
+        ("--m 1", ["--m 1"]),
+        ("--n 0", ["--m 16", "--n 0"]),
+        ("--n 2.5", ["2.5"]),
+        ("--rule best", ["best", "max_variance"]),
+        ("--task nonsense", ["nonsense", "gsm8k"]),
+        ("--task missing.jsonl", ["missing.jsonl"]),
+        ("--model ./missing", ["./missing", "no such folder"]),
+        ("--model missing", ["missing", "no such folder"]),
+        ("--task gsm8k --data missing", ["missing"]),
+        ("--steps 0", ["--steps 0"]),
+        ("--steps -3", ["--steps -3"]),
+        ("--minutes 0", ["--minutes 0"]),
+        ("--lr nan", ["--lr nan"]),
+        ("--lr inf", ["--lr inf"]),
+        ("--temperature 0", ["--temperature 0"]),
+        ("--beta -1", ["--beta -1"]),
+        ("--micro-batch 0", ["--micro-batch 0"]),
+        ("--max-new-tokens 500", ["--max-new-tokens 500", "32 positions"]),
+        ("--max-prompt-tokens 3", ["3"]),
+        ("--reward-weights 1 2", ["--reward-weights"]),
+        ("--reward-weights 0 0 0", ["--reward-weights"]),
+        ("--loss-type ppo", ["ppo", "dapo"]),
+        ("--sampler none", ["none"]),
+        ("--nonsense", ["--nonsense"]),
+        ("--resume", ["--resume", "--out"]),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_exit_code_2(arguments, words, tmp_path, capsys):
+    where = [] if arguments == "--resume" else ["--out", str(tmp_path / "run")]
+    try:
+        code = train.main(arguments.split() + where)
+    except SystemExit as exit:  # argparse leaves by itself
+        code = exit.code
+    error = capsys.readouterr().err
+    assert code == 2
+    assert error.count("\n") == 1, error
+    assert all(word in error for word in words), error
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_file_that_is_not_jsonl_names_the_line(tmp_path, capsys):
+    path = tmp_path / "sums.jsonl"
+    path.write_text('{"question": "12+34=", "answer": "46"}\nnot json\n')
+    assert train.main(["--task", str(path), "--out", str(tmp_path / "run")]) == 2
+    assert "2" in capsys.readouterr().err
+
+
+def test_folder_of_another_run_is_not_overwritten(finished, capsys):
+    before = (finished / "metrics.jsonl").read_text()
+    assert train.main(flags(out=finished)) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert (finished / "metrics.jsonl").read_text() == before
+
+
+def test_resume_of_nothing_is_an_error(tmp_path, capsys):
+    assert train.main(["--resume", "--out", str(tmp_path / "none")]) == 2
+    assert "no run" in capsys.readouterr().err
+
+
+def test_prompts_the_tokenizer_cannot_read_are_an_error(tmp_path, capsys):
+    """The tiny policy knows no letters; training on <unknown> would only waste the night."""
+    path = tmp_path / "words.jsonl"
+    rows = [{"question": f"What is {i} plus {i}?", "answer": str(2 * i)} for i in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert train.main(["--task", str(path), "--out", str(tmp_path / "run")]) == 2
+    assert "cannot read" in capsys.readouterr().err
+
+
+def test_every_setting_is_a_flag_with_a_meaning(capsys):
+    with pytest.raises(SystemExit):
+        train.main(["--help"])
+    text = capsys.readouterr().out
+    for field in dataclasses.fields(Config):
+        assert train.flag(field.name) in text
+        assert field.metadata["help"]
+
+
+def test_flags_reach_the_configuration():
+    line = "--n 8 --m 4 --minutes 2 --reward-weights 1 1 1 --eval-task a b --lr 1e-6"
+    config, _ = train.parse(line.split())
+    assert (config.n, config.m, config.minutes, config.steps) == (8, 4, 2.0, None)
+    assert config.reward_weights == (1.0, 1.0, 1.0)
+    assert config.eval_task == ("a", "b")
+    assert config.lr == 1e-6
+
+
+# ---- data order ----------------------------------------------------------------------------------
+
+
+def test_every_problem_once_in_each_pass_and_passes_differ(tmp_path):
+    path = tmp_path / "sums.jsonl"
+    rows = [{"question": f"{i}+11=", "answer": str(i + 11)} for i in range(10, 40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = Run(small(task=str(path), prompts_per_step=3), tmp_path / "run")
+    count = len(run.train_data.problems)
+    steps = itertools.count(1)
+    order = [p.prompt for _ in range(count) for p in run.prompts(next(steps))[0]]  # three passes
+    passes = [order[i * count : (i + 1) * count] for i in range(3)]
+    assert len(set(passes[0])) == count
+    assert set(passes[0]) == set(passes[1]) == set(passes[2])
+    assert passes[0] != passes[1] != passes[2]
+    assert run.prompts(7) == run.prompts(7)
+
+
+# ---- the update ----------------------------------------------------------------------------------
+
+
+def fixed_batch(run: Run, rewards: list[list[float]]) -> tuple[Rollouts, torch.Tensor]:
+    """Rollouts of two prompts with rewards we choose, and their advantages."""
+    _, prompt_ids = run.prompts(1)
+    m = len(rewards[0])
+    rollouts = run.sampler.generate(prompt_ids, m, run.max_new_tokens, 1.0, seed=0)
+    return rollouts, group_advantages(torch.tensor(rewards))
+
+
+def step_and_read(config: Config, out: Path, rewards: list[list[float]]) -> tuple[dict, dict]:
+    """Weights after one update, and what it reported."""
+    run = Run(config, out)
+    stats = train.update(run, *fixed_batch(run, rewards))
+    return {k: v.clone() for k, v in run.model.state_dict().items()}, stats
+
+
+REWARDS = [[1.0, 0.0, 0.5, 0.0, 1.2], [0.2, 0.2, 0.2, 0.2, 0.2]]
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+def test_gradient_is_that_of_all_kept_rollouts_whatever_the_micro_batch(tmp_path, loss_type):
+    """Against one plain pass over all rows, the group without signal computed and counted."""
+    config = small(n=5, m=5, loss_type=loss_type, max_grad_norm=1e9)
+    run = Run(config, tmp_path / "plain")
+    kept, advantages = fixed_batch(run, REWARDS)
+    ids, attention = kept.sequences()
+    current = token_log_probs(run.model, ids, attention, kept.mask.shape[-1], 1.0)
+    grpo_loss(
+        current,
+        current.detach(),
+        advantages.flatten(),
+        kept.mask.flatten(0, 1),
+        loss_type=loss_type,
+        max_completion_length=run.max_new_tokens,
+    ).backward()
+    expected = {name: p.grad.clone() for name, p in run.model.named_parameters()}
+    for micro_batch in (1, 2, 3, 64):
+        run.config = dataclasses.replace(config, micro_batch=micro_batch)
+        run.optimizer.step = lambda: None  # look at the gradient only
+        train.update(run, kept, advantages)
+        for name, parameter in run.model.named_parameters():
+            torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_no_signal_anywhere_makes_no_step_and_the_run_goes_on(tmp_path, monkeypatch):
+    before = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY).state_dict()
+    weights, stats = step_and_read(small(n=4, m=4), tmp_path / "a", [[0.0] * 4, [1.0] * 4])
+    nothing = {"mean": None, "max": None}
+    assert stats == {"loss": 0.0, "grad_norm": 0.0, "skipped": 1, "logprob_gap": nothing}
+    assert all(torch.equal(weights[name], before[name]) for name in before)
+
+    def all_equal(completions, answers, weights=None, opens_think=False):
+        values = [1.2] * len(completions)
+        return dict.fromkeys(("accuracy", "format", "tag_count", "total"), values)
+
+    monkeypatch.setattr(train, "score", all_equal)
+    rows = train.train(small(steps=3), tmp_path / "b")
+    assert [row["groups_without_signal"] for row in rows[1:]] == [2, 2, 2]
+
+
+def test_kl_is_computed_for_groups_without_signal_too(tmp_path):
+    """Their advantage is 0, but the pull towards the reference is not."""
+    run = Run(small(n=4, m=4, beta=0.5), tmp_path / "run")
+    with torch.no_grad():
+        run.model.model.norm.weight.mul_(1.1)  # away from the reference
+    stats = train.update(run, *fixed_batch(run, [[0.0] * 4, [1.0] * 4]))
+    assert stats["loss"] > 0
+    assert stats["grad_norm"] > 0
+
+
+def test_old_log_probs_are_those_before_the_first_of_several_steps(tmp_path, monkeypatch):
+    ratios = []
+
+    def recording(current, old, *arguments, **options):
+        ratios.append((current - old).detach().abs().max().item())
+        return grpo_loss(current, old, *arguments, **options)
+
+    monkeypatch.setattr(train, "grpo_loss", recording)
+    config = small(n=5, m=5, epochs=2, micro_batch=2, lr=1e-2, warmup_steps=0)
+    step_and_read(config, tmp_path / "run", [[1.0, 0.0, 0.5, 0.0, 1.2], [0.0, 1.0, 0.0, 0.0, 0.0]])
+    half = len(ratios) // 2
+    assert max(ratios[:half]) < 1e-6  # the first epoch: ratio 1 in every micro-batch
+    assert min(ratios[half:]) > 1e-4
+
+
+def test_learning_rate_warms_up_then_stays(tmp_path):
+    run = Run(small(lr=1e-3, warmup_steps=4, steps=6), tmp_path / "run")
+    rates = []
+    for step in run.steps():
+        train.train_step(run, step)
+        rates.append(run.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
+
+
+def test_gradient_that_is_not_finite_is_skipped_said_and_ends_the_run(
+    tmp_path, monkeypatch, capsys
+):
+    def broken(current, *arguments, **options):
+        return current.sum() * math.nan
+
+    monkeypatch.setattr(train, "grpo_loss", broken)
+    with pytest.raises(InputError, match="3 gradients in a row"):
+        train.train(small(steps=20, save_every=1), tmp_path / "run")
+    assert "not finite" in capsys.readouterr().err
+    rows = without_times(tmp_path / "run")
+    assert [row["skipped"] for row in rows[1:]] == [1, 1, 1]
+    assert not list((tmp_path / "run").glob("checkpoint/*"))
+
+
+def test_dropout_is_off_while_training(tmp_path):
+    """Otherwise the ratio is not 1 at the first step, and the KL not 0."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=19, n_embd=32, n_layer=2, n_head=2, n_positions=32)
+    )
+    assert model.config.attn_pdrop == 0.1
+    model.save_pretrained(tmp_path / "gpt2")
+    tiny.make_tokenizer().save_pretrained(tmp_path / "gpt2")
+    model, _ = train.load_model(str(tmp_path / "gpt2"))
+    model.train()
+    ids = torch.tensor([[1, 2, 3, 4]])
+    assert torch.equal(model(ids).logits, model(ids).logits)
+
+
+# ---- evaluation ----------------------------------------------------------------------------------
+
+
+def test_pass_at_k_equals_all_draws():
+    for samples, correct in [(4, 0), (4, 1), (5, 2), (6, 6), (8, 3)]:
+        results = [i < correct for i in range(samples)]
+        for k in range(1, samples + 1):
+            draws = list(itertools.combinations(results, k))
+            share = sum(any(draw) for draw in draws) / len(draws)
+            assert train.pass_at_k(samples, correct, k) == pytest.approx(share)
+
+
+def test_evaluation_numbers_are_those_of_a_loop_over_completions(tmp_path):
+    run = Run(small(eval_problems=20, eval_samples=8), tmp_path / "run")
+    result = train.evaluate(run, run.eval_data["arithmetic"])
+    data = run.eval_data["arithmetic"]
+    seed = train.derived_seed(0, "evaluation", 0)
+    rollouts = run.sampler.generate(data.prompt_ids, 8, run.max_new_tokens, 1.0, seed)
+    right = [
+        [text.endswith(f"<answer>{problem.answer}</answer>") for text in texts]
+        for problem, texts in zip(data.problems, rollouts.texts)
+    ]
+    means = [sum(row) / 8 for row in right]
+    mean = sum(means) / 20
+    spread = math.sqrt(sum((value - mean) ** 2 for value in means) / 19 / 20)
+    assert result["accuracy"] == result["pass@1"] == pytest.approx(mean, abs=0.03)
+    assert result["accuracy_se"] == pytest.approx(spread, rel=0.2)
+    assert result["pass@8"] == pytest.approx(sum(map(any, right)) / 20, abs=0.06)
+    assert result["pass@1"] <= result["pass@4"] <= result["pass@8"]
+    lengths = rollouts.mask.sum(-1).double()
+    assert result["completion_length"] == pytest.approx(lengths.mean().item())
+    assert (result["problems"], result["samples"]) == (20, 8)
+
+
+def test_eval_only_writes_the_numbers_as_json(finished, tmp_path, capsys):
+    out = tmp_path / "evaluation"
+    arguments = ["--eval-only", "--model", str(finished / "model"), "--task", "arithmetic"]
+    arguments += ["--eval-problems", "16", "--out", str(out)]
+    assert train.main(arguments) == 0
+    written = json.loads((out / "eval.json").read_text())["arithmetic"]
+    assert written == without_times(finished)[-1]["eval"]["arithmetic"]
+    assert "accuracy_se" in capsys.readouterr().out
+
+
+def test_train_on_one_task_evaluate_on_others(tmp_path):
+    for name, first in (("a", 20), ("b", 30)):
+        (tmp_path / name).mkdir()
+        rows = [{"question": f"{i}+11=", "answer": str(i + 11)} for i in range(first, first + 10)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    tasks = (str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl"))
+    rows = train.train(small(steps=1, eval_task=tasks), tmp_path / "run")
+    assert set(rows[0]["eval"]) == set(tasks)
+    assert rows[0]["eval_accuracy"] == rows[0]["eval"][tasks[0]]["accuracy"]
+
+
+def test_importing_train_reads_no_command_line_and_writes_nothing(tmp_path):
+    code = "import sys; sys.argv.append('--nonsense'); import train; print(len(train.PHASES))"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout.strip() == "5", result.stderr
+    assert not list(tmp_path.iterdir())
