@@ -78,7 +78,8 @@ def token_log_probs(
     and again in the backward pass. Everything before the output layer is stored as usual.
 
     Args:
-        model: a transformers causal language model (or a PEFT model around one).
+        model: a transformers causal language model, or a PEFT model around one (its adapter is
+            inside the layers of the decoder, so going past the wrapper keeps it).
         input_ids, attention_mask: [B, L], prompt left-padded, completion right-padded to T.
         completion_length: T, counted from the end.
         temperature: the sampling temperature, above 0.
@@ -154,6 +155,7 @@ def grpo_loss(
     clip: float = 0.2,
     beta: float = 0.0,
     ref_log_probs: torch.Tensor | None = None,
+    importance: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The clipped surrogate loss of PPO with group advantages (arXiv 2402.03300, equation 3).
 
@@ -182,6 +184,8 @@ def grpo_loss(
         clip: how far from 1 the ratio still earns.
         beta: weight of the KL to the reference policy; 0 needs no reference.
         ref_log_probs: [B, T] without gradients, at the same temperature; required if beta > 0.
+        importance: [B, T] without gradients, from `importance_weights`: each token's surrogate is
+            multiplied by it, the KL is not. None when the sampler's policy is the trainer's.
 
     Returns:
         The loss, a scalar. Completions without tokens contribute 0.
@@ -199,6 +203,8 @@ def grpo_loss(
     # nothing. A bad token that became likelier (ratio 1.5, A < 0) is still pushed down.
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
     token_loss = -surrogate
+    if importance is not None:
+        token_loss = token_loss * importance.masked_fill(~mask, 0.0)
     if beta > 0:
         if ref_log_probs is None:
             raise ValueError("beta > 0 needs ref_log_probs, the reference policy's log-probs")
@@ -207,6 +213,34 @@ def grpo_loss(
     if loss_type == "grpo":
         token_loss = token_loss / mask.sum(-1, keepdim=True).clamp(min=1)  # each sequence's mean
     return token_loss.sum() / normalizer
+
+
+def importance_weights(
+    old_log_probs: torch.Tensor, sampler_log_probs: torch.Tensor, mask: torch.Tensor, cap: float
+) -> torch.Tensor:
+    """min(exp(old - sampler), cap): how much likelier the trainer finds a token than the sampler.
+
+    An inference engine computes the same policy with other kernels, perhaps in another precision,
+    so what it samples comes from a slightly different policy than the one being trained, and GRPO,
+    made for on-policy data, is quietly off-policy. Weighting every token's loss by the ratio of the
+    two probabilities removes that bias; the cap bounds what one token can do, at the price of a
+    little bias again. ("Your Efficient RL Framework Secretly Brings You Off-Policy RL Training",
+    Yao et al., 2025, which calls this token-level truncated importance sampling and takes a cap of
+    2; TRL's `vllm_importance_sampling_correction`.) This ratio is about two programs, the ratio
+    inside `grpo_loss` about two optimiser steps: the policy before the first one is in both.
+
+    Args:
+        old_log_probs: [B, T], the trainer's, from before the batch's first optimiser step.
+        sampler_log_probs: [B, T], what the sampler reported, at the same temperature.
+        mask: [B, T], true on completion tokens.
+        cap: the largest weight, at least 1.
+
+    Returns:
+        [B, T] without gradients; 1 at padded positions.
+    """
+    # Mask before exp, as in the loss.
+    difference = (old_log_probs - sampler_log_probs).detach().masked_fill(~mask.bool(), 0.0)
+    return difference.exp().clamp(max=cap)
 
 
 def k3_divergence(

@@ -3,7 +3,7 @@
     python train.py --n 64 --m 16                 # the embedded default: learns to carry, 1 minute
     python train.py --n 16 --m 16                 # vanilla GRPO
     python train.py --n 64 --m 64                 # GRPO-GA: all rollouts, by gradient accumulation
-    python train.py --task gsm8k --model Qwen/Qwen2.5-3B-Instruct --n 64 --m 16 ...
+    python train.py --task gsm8k --model Qwen/Qwen2.5-3B-Instruct --sampler vllm --lora-rank 64 ...
     python train.py --resume --out runs/...       # go on where a run was stopped or killed
     python train.py --eval-only --model DIR --task gsm8k --eval-samples 8
 
@@ -32,7 +32,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,12 +50,14 @@ from grpo import (
     group_advantages,
     grpo_loss,
     has_signal,
+    importance_weights,
     loss_normalizer,
     token_log_probs,
 )
+from lora import add_lora, load_with_adapter, save_merged, trained_weights
 from pods import RULES, down_sample
 from rewards import DEFAULT_WEIGHTS, grader_stats, score
-from rollouts import Rollouts, TorchSampler
+from rollouts import Rollouts, TorchSampler, VLLMSampler
 from tiny import TINY_POLICY
 
 PHASES = ("generate", "score", "select", "update", "sync")
@@ -92,7 +94,15 @@ class Config:
     model: str = option(
         "tiny_policy", "model folder or hub name; default: the embedded tiny policy"
     )
-    sampler: str = option("torch", "what generates the rollouts", ("torch",))
+    sampler: str = option(
+        "torch", "what generates the rollouts; vllm for models above 100M", ("torch", "vllm")
+    )
+    gpu_memory_utilization: float = option(
+        0.3, "share of the GPU that vLLM takes while it generates; raise if n is large"
+    )
+    dtype: str = option(
+        "float32", "of computation; what is trained is always float32", ("float32", "bfloat16")
+    )
     reward_weights: tuple[float, float, float] = option(
         (1.0, 0.1, 0.1), "weights of accuracy, format and tag count; selection sees their sum"
     )
@@ -108,7 +118,15 @@ class Config:
     epochs: int = option(1, "optimiser steps on each batch of kept rollouts")
     clip: float = option(0.2, "clip range of the probability ratio; acts from the second epoch on")
     beta: float = option(0.0, "weight of the KL to the initial policy; 0 needs no reference model")
+    importance_cap: float | None = option(
+        None, "largest weight that corrects for the sampler; 0: off; default: 2 with vllm, else 0"
+    )
     micro_batch: int = option(64, "sequences a forward and backward pass; lower to save memory")
+    gradient_checkpointing: bool = option(
+        False, "keep less for the backward pass and compute it again: slower, far less memory"
+    )
+    lora_rank: int = option(0, "train an adapter of this rank (the paper: 64); 0: all weights")
+    merge: bool = option(False, "with --lora-rank, write the merged model too, to merged/")
     lr: float = option(3e-4, "AdamW's learning rate after the warm-up; 5e-6 for a 3B model")
     warmup_steps: int = option(5, "steps over which the learning rate rises to --lr")
     adam_beta2: float = option(0.95, "decay of AdamW's second moment")
@@ -145,7 +163,10 @@ def check(config: Config) -> None:
             *("prompts_per_step", "epochs", "micro_batch", "steps", "save_every", "eval_samples"),
             *("max_new_tokens", "max_prompt_tokens", "threads"),
         ),
-        0: ("warmup_steps", "eval_every", "eval_problems", "beta", "weight_decay", "clip"),
+        0: (
+            *("warmup_steps", "eval_every", "eval_problems", "lora_rank"),
+            *("beta", "weight_decay", "clip"),
+        ),
     }
     for bound, names in at_least.items():
         for name in names:
@@ -156,6 +177,14 @@ def check(config: Config) -> None:
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:
             raise InputError(f"{flag(name)} {value}: must be a number above 0")
+    if not 0 < config.gpu_memory_utilization <= 1:
+        raise InputError(
+            f"--gpu-memory-utilization {config.gpu_memory_utilization}: must be above 0, at most 1"
+        )
+    if config.importance_cap and not config.importance_cap >= 1:
+        raise InputError(f"--importance-cap {config.importance_cap}: must be 0 (off), or 1 or more")
+    if config.merge and not config.lora_rank:
+        raise InputError("--merge: there is nothing to merge without --lora-rank")
     if not 0 <= config.adam_beta2 < 1:
         raise InputError(f"--adam-beta2 {config.adam_beta2}: must be in [0, 1)")
     weights = config.reward_weights
@@ -163,6 +192,13 @@ def check(config: Config) -> None:
         raise InputError(
             "--reward-weights: need three numbers, not all 0: " + ", ".join(REWARD_PARTS)
         )
+
+
+def importance_cap(config: Config) -> float:
+    """The cap of `importance_weights`, 0 for none: TorchSampler's policy is the trainer's own."""
+    if config.importance_cap is None:
+        return 2.0 if config.sampler == "vllm" else 0.0
+    return config.importance_cap
 
 
 def flag(name: str) -> str:
@@ -182,6 +218,10 @@ def parse(argv: list[str] | None) -> tuple[Config, argparse.Namespace]:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for field in dataclasses.fields(Config):
         kind = str(field.type)  # "<class 'int'>", "int | None", "tuple[float, ...]"
+        if field.type is bool:
+            switch = {"action": "store_true", "default": argparse.SUPPRESS}
+            parser.add_argument(flag(field.name), help=field.metadata["help"], **switch)
+            continue
         shown = "" if field.default in (None, ()) else f" (default: {field.default})"
         parser.add_argument(
             flag(field.name),
@@ -267,6 +307,7 @@ def train_step(run: "Run", step: int) -> None:
         # Normalised once, on the kept rewards: the mean of all n is not their zero.
         advantages = group_advantages(kept_rewards)  # [P, m]
     with run.clock("update"):
+        run.sampler.sleep()  # the memory is the update's until the sync
         for group in run.optimizer.param_groups:
             group["lr"] = config.lr * min(1.0, step / max(1, config.warmup_steps))
         stats = update(run, kept, advantages)
@@ -305,11 +346,16 @@ def update(run: "Run", kept: Rollouts, advantages: torch.Tensor) -> dict[str, fl
         advantages: [P, m].
 
     Returns:
-        `loss` of the last epoch, `grad_norm` before clipping, `skipped` (1: no optimiser step).
+        `loss` of the last epoch, `grad_norm` before clipping, `skipped` (1: no optimiser step), and
+        `logprob_gap`, the `mean` and `max` of |sampler's - trainer's log-prob| over the tokens that
+        were computed (None if none were): about 1e-6 in float32 and 1e-2 in bfloat16. More means
+        that the sampler acts on other weights, or at another temperature, than are trained.
     """
     config, model = run.config, run.model
+    cap = importance_cap(config)
     input_ids, attention_mask = kept.sequences()  # [B, L+T]
     mask = kept.mask.flatten(0, 1)  # [B, T]
+    sampled = kept.log_probs.flatten(0, 1)  # [B, T], the sampler's own
     advantages = advantages.to(mask.device).flatten()  # [B]
     L = kept.prompt_ids.shape[1]
     normalizer = loss_normalizer(mask, config.loss_type, run.max_new_tokens)
@@ -321,7 +367,9 @@ def update(run: "Run", kept: Rollouts, advantages: torch.Tensor) -> dict[str, fl
     def log_probs(policy: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         T = int(mask[batch].sum(-1).max())  # no need to compute what all of them have as padding
         inputs = (input_ids[batch, : L + T], attention_mask[batch, : L + T])
-        return token_log_probs(policy, *inputs, T, config.temperature)  # [micro-batch, T]
+        autocast = config.dtype == "bfloat16"
+        with torch.autocast(mask.device.type, torch.bfloat16, enabled=autocast):
+            return token_log_probs(policy, *inputs, T, config.temperature)  # [micro-batch, T]
 
     # The ratio's denominator belongs to the policy that generated, fixed before the first step.
     # With a single step that is the policy of this very forward pass: no need to compute it twice.
@@ -331,28 +379,37 @@ def update(run: "Run", kept: Rollouts, advantages: torch.Tensor) -> dict[str, fl
             old = {i: log_probs(model, batch) for i, batch in enumerate(batches)}
 
     stats = {"loss": 0.0, "grad_norm": 0.0, "skipped": 0 if len(rows) else 1}
+    stats["logprob_gap"] = {"mean": None, "max": None}
     for _ in range(config.epochs if len(rows) else 0):
         run.optimizer.zero_grad()
-        loss_sum = 0.0
+        loss_sum, gaps = 0.0, []
         for i, batch in enumerate(batches):
             current, reference = log_probs(model, batch), None
             if config.beta > 0:
-                with torch.no_grad():
-                    reference = log_probs(run.reference, batch)
+                with torch.no_grad(), run.reference_policy() as policy:
+                    reference = log_probs(policy, batch)
+            before, importance = old.setdefault(i, current.detach()), None
+            inside = batch, slice(current.shape[1])  # this micro-batch in a tensor of [B, T]
+            gaps.append((before - sampled[inside]).abs()[mask[inside]])  # [tokens]
+            if cap > 0:
+                importance = importance_weights(before, sampled[inside], mask[inside], cap)
             loss = grpo_loss(
                 current,
-                old.get(i, current.detach()),
+                before,
                 advantages[batch],
-                mask[batch, : current.shape[1]],
+                mask[inside],
                 loss_type=config.loss_type,
                 normalizer=normalizer,
                 clip=config.clip,
                 beta=config.beta,
                 ref_log_probs=reference,
+                importance=importance,
             )
             loss.backward()
             loss_sum += loss.item()
         norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm).item()
+        gap = torch.cat(gaps)
+        stats["logprob_gap"] = {"mean": gap.mean().item(), "max": gap.max().item()}
         stats |= {"loss": loss_sum, "grad_norm": norm}
         if not math.isfinite(norm):  # one step along it would leave no weight finite
             return stats | {"skipped": 1}
@@ -451,14 +508,18 @@ def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
     return order
 
 
-def load_model(name: str) -> tuple[nn.Module, transformers.PreTrainedTokenizerBase]:
-    """Model (float32) and tokenizer from a folder or the hub, or InputError."""
+def load_model(
+    name: str, dtype: torch.dtype = torch.float32
+) -> tuple[nn.Module, transformers.PreTrainedTokenizerBase]:
+    """Model and tokenizer from a folder or the hub, or InputError. An adapter comes merged."""
     path = str(TINY_POLICY) if name == Config.model else name
     if not Path(path).is_dir() and (path.count("/") != 1 or path.startswith((".", "/", "~"))):
         raise InputError(f"--model {name}: no such folder, and not a hub name such as owner/model")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        is_adapter = Path(path, "adapter_config.json").exists()
+        load = load_with_adapter if is_adapter else AutoModelForCausalLM.from_pretrained
+        model = load(path, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"--model {name}: {str(error).strip().splitlines()[0]}") from error
     # Dropout makes the policy that is trained another one than the policy that was sampled from.
@@ -504,7 +565,11 @@ class Run:
 
     def __init__(self, config: Config, out: Path, resume: bool = False, train: bool = True) -> None:
         self.config, self.out = config, out
-        self.model, self.tokenizer = load_model(config.model)
+        # What is trained is stored in float32: in bfloat16 an update of 5e-6 to a weight of 0.02 is
+        # rounded away. Only weights that stay as they are may be stored as they are computed with.
+        trains_all = train and not config.lora_rank
+        stored = torch.float32 if trains_all else getattr(torch, config.dtype)
+        self.model, self.tokenizer = load_model(config.model, stored)
         parameters = self.model.num_parameters()
         torch.set_num_threads(
             config.threads or (1 if parameters < 10_000_000 else torch.get_num_threads())
@@ -518,16 +583,25 @@ class Run:
             self.train_data = self._data(config.task, "train")
             every.append(self.train_data)
         self.opens_think = tasks.opens_think(self.tokenizer, every[-1].prompt_ids[0])
-        self.max_new_tokens = self._max_new_tokens(
-            max(len(ids) for data in every for ids in data.prompt_ids)
-        )
-        self.sampler = TorchSampler(self.model, self.tokenizer)
+        longest = max(len(ids) for data in every for ids in data.prompt_ids)
+        self.max_new_tokens = self._max_new_tokens(longest)
+        # The KL's reference is the policy as it was loaded; without a KL there is none to pay for,
+        # and with an adapter it is the model without it.
+        copied = train and config.beta > 0 and not config.lora_rank
+        self.reference = copy.deepcopy(self.model).eval() if copied else None
+        if train and config.gradient_checkpointing:
+            # Only in train mode, which nothing else here depends on: no layer drops out.
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            self.model.train()
+        if train and config.lora_rank:
+            seed = derived_seed(config.seed, "adapter")
+            self.model = add_lora(self.model, config.lora_rank, seed)
+        self.sampler = self._sampler(longest + self.max_new_tokens)
         if not train:
             return
-        # The KL's reference is the policy as it was loaded; without a KL there is none to pay for.
-        self.reference = copy.deepcopy(self.model).eval() if config.beta > 0 else None
+        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
+            trained,
             lr=config.lr,
             betas=(0.9, config.adam_beta2),
             weight_decay=config.weight_decay,
@@ -536,6 +610,7 @@ class Run:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         print(
             f"model {config.model}: {parameters:,} parameters on {self.model.device}, "
+            f"{sum(weight.numel() for weight in trained):,} trained, "
             f"{torch.get_num_threads()} CPU thread(s)\n"
             f"task {config.task}: {len(self.train_data.problems)} problems, "
             f"{config.prompts_per_step} a step, n={config.n} rollouts each, "
@@ -561,7 +636,26 @@ class Run:
             )
         return int(wanted)
 
+    def _sampler(self, max_length: int) -> TorchSampler | VLLMSampler:
+        """`max_length`: the tokens that the longest prompt and completion may have together."""
+        dtype, share = getattr(torch, self.config.dtype), self.config.gpu_memory_utilization
+        if self.config.sampler == "torch":
+            return TorchSampler(self.model, self.tokenizer, dtype)
+        try:
+            return VLLMSampler(self.model, self.tokenizer, max_length, dtype, share)
+        except ImportError as error:
+            raise InputError(str(error)) from error
+
     # -- the loop's needs
+
+    @contextmanager
+    def reference_policy(self) -> Iterator[nn.Module]:
+        """The policy as it was loaded, for as long as the context lasts."""
+        if self.reference is not None:
+            yield self.reference
+        else:
+            with self.model.disable_adapter():
+                yield self.model
 
     def prompts(self, step: int) -> tuple[list[tasks.Problem], list[list[int]]]:
         """The P problems of a step and their token ids: position and pass follow from the step."""
@@ -649,6 +743,8 @@ class Run:
         """Save the state and the model, draw the curves, say what happened."""
         self._save()
         save_model(self.model, self.tokenizer, self.out / "model")
+        if self.config.merge:
+            save_model(self.model, self.tokenizer, self.out / "merged", save_merged)
         draw_curves(self.rows, self.out / "curves.png")
         print(summary(self.rows, self.config, self.out))
         if self.stop_signal is not None:
@@ -670,7 +766,9 @@ class Run:
             return
         state = load_checkpoint(self.out / "checkpoint")
         if state is not None:
-            self.model.load_state_dict(state["model"])
+            if state["model"].keys() != trained_weights(self.model).keys():
+                raise InputError(f"--resume: the checkpoint in {self.out} is of another model")
+            self.model.load_state_dict(state["model"], strict=False)
             self.optimizer.load_state_dict(state["optimizer"])
             self.step, self.time = state["step"], state["time"]
         # Lines of steps after the checkpoint are dropped: those steps are done again.
@@ -694,7 +792,7 @@ class Run:
         folder = self.out / "checkpoint"
         folder.mkdir(exist_ok=True)
         path = folder / f"step_{self.step:06}.pt"
-        state = {"step": self.step, "time": self.time, "model": self.model.state_dict()}
+        state = {"step": self.step, "time": self.time, "model": trained_weights(self.model)}
         with open(path.with_suffix(".tmp"), "wb") as file:
             torch.save(state | {"optimizer": self.optimizer.state_dict()}, file)
             file.flush()
@@ -732,10 +830,17 @@ def read_rows(path: Path) -> list[dict]:
     return rows
 
 
-def save_model(model: nn.Module, tokenizer, folder: Path) -> None:
-    """Write a folder that `from_pretrained` loads, complete or not at all."""
+def save_model(model: nn.Module, tokenizer, folder: Path, save: Callable | None = None) -> None:
+    """Write a folder that `from_pretrained` loads, complete or not at all.
+
+    Args:
+        save: writes the model to a folder; default: the model's own `save_pretrained`.
+    """
     temporary = folder.with_name(folder.name + ".tmp")
-    model.save_pretrained(temporary)
+    if save is None:
+        model.save_pretrained(temporary)
+    else:
+        save(model, temporary)
     tokenizer.save_pretrained(temporary)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(temporary, folder)

@@ -385,7 +385,8 @@ def test_gradient_is_that_of_all_kept_rollouts_whatever_the_micro_batch(tmp_path
 def test_no_signal_anywhere_makes_no_step_and_the_run_goes_on(tmp_path, monkeypatch):
     before = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY).state_dict()
     weights, stats = step_and_read(small(n=4, m=4), tmp_path / "a", [[0.0] * 4, [1.0] * 4])
-    assert stats == {"loss": 0.0, "grad_norm": 0.0, "skipped": 1}
+    nothing = {"mean": None, "max": None}
+    assert stats == {"loss": 0.0, "grad_norm": 0.0, "skipped": 1, "logprob_gap": nothing}
     assert all(torch.equal(weights[name], before[name]) for name in before)
 
     def all_equal(completions, answers, weights=None, opens_think=False):

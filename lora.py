@@ -1,0 +1,99 @@
+"""Low-rank adapters: train two thin matrices a layer instead of the layer (arXiv 2106.09685).
+
+    model = add_lora(model, rank=64)     # a PEFT model; only the adapter has gradients
+    with model.disable_adapter(): ...    # the policy as it was loaded: the KL's reference, for free
+    for name, tensor in merged_weights(model): ...    # the weights of an ordinary model that does
+                                         # the same, made on the side
+    save_merged(model, folder)           # that model, for people without peft
+
+A layer W becomes W + s B A with A [R, in] random, B [out, R] zero at first, s = alpha / R = 1. Only
+A and B are trained, so the optimiser's state and the checkpoint are small.
+
+Merging here never touches W. The usual way, adding s B A to W and subtracting it again after the
+weights have been read, leaves a rounding error in W each time, and a run does it every step.
+
+Left out: everything peft has beyond the plain adapter that the paper used.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+# The paper's seven: all linear layers of a decoder block (names shared by Llama, Qwen and kin).
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def add_lora(model: nn.Module, rank: int, seed: int = 0) -> nn.Module:
+    """The model with a fresh adapter of this rank on the paper's seven projections, alpha = rank.
+
+    The policy is unchanged at first, because B is zero. Adapter weights are float32 whatever the
+    model is in: an update of 5e-6 is rounded away in bfloat16.
+
+    Args:
+        model: a transformers causal language model; its layers are wrapped in place.
+        rank: R, the inner size of the adapter.
+        seed: of A. Without one, two processes would start from different adapters.
+
+    Raises:
+        ValueError: the model has none of the seven projections.
+    """
+    import peft  # here, because it takes seconds and the default does without
+
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=rank,
+        lora_alpha=rank,
+        lora_dropout=0.0,  # dropout would train another policy than the one that was sampled from
+        target_modules=list(PROJECTIONS),
+    )
+    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        return peft.get_peft_model(model, config)
+
+
+def load_with_adapter(folder: str | Path, dtype: torch.dtype) -> nn.Module:
+    """The ordinary model that a folder written by an adapter's `save_pretrained` stands for.
+
+    The adapter is merged once, for good: what is loaded can be sampled, trained, or given a new
+    adapter like any other model.
+    """
+    import peft
+
+    model = peft.AutoPeftModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return model.merge_and_unload()
+
+
+@torch.no_grad()
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and tensor of every weight, as if the model had no adapter but had learned the same.
+
+    One layer at a time and beside the model: nothing is changed and no second model is held. A
+    model without an adapter yields its own weights. Tied weights come under both of their names.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    for name, tensor in base.state_dict().items():
+        if ".lora_" in name:
+            continue
+        layer_name, adapted, kind = name.rpartition(".base_layer.")
+        if adapted:
+            name = f"{layer_name}.{kind}"
+        if adapted and kind == "weight":
+            layer = base.get_submodule(layer_name)
+            (adapter,) = layer.active_adapters
+            delta = layer.get_delta_weight(adapter)  # [out, in], float32
+            tensor = (tensor.to(delta.dtype) + delta).to(tensor.dtype)
+        yield name, tensor
+
+
+def save_merged(model: nn.Module, folder: Path) -> None:
+    """Write the merged model to a folder that `AutoModelForCausalLM.from_pretrained` loads."""
+    base = model.get_base_model()
+    base.save_pretrained(folder, state_dict=dict(merged_weights(model)))
+
+
+def trained_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What training changes, by name: all a checkpoint needs beside the model it started from."""
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    return {name: tensor for name, tensor in model.state_dict().items() if name in trained}
