@@ -80,7 +80,7 @@ def made_up_run(rise: float) -> dict:
     """A run that gains `rise` accuracy a second, two steps a second, marked every second."""
     accuracy = [min(1.0, rise * t) for t in range(11)]
     curve = {"time": list(range(11)), "step": list(range(0, 22, 2)), "accuracy": accuracy}
-    return {"curve": curve, "mean_accuracy": statistics.fmean(accuracy[1:])}
+    return {"curve": curve, "mean_accuracy": statistics.fmean(accuracy[1:]), "until": 10}
 
 
 def test_the_common_grid_lies_on_straight_lines_between_the_marks():
@@ -90,6 +90,7 @@ def test_the_common_grid_lies_on_straight_lines_between_the_marks():
     assert times.tolist() == [0.5 * i for i in range(1, 21)]  # the shorter run's end, without 0
     assert accuracies[0] == pytest.approx(0.1 * times)
     assert accuracies[1] == pytest.approx(0.1 * times / 1.1)
+    assert bench.common_grid([late], 0.5)[0][-1] == 10  # the last mark, though it went on to 11
 
 
 def test_arms_are_compared_at_their_best_learning_rates():
@@ -133,6 +134,12 @@ def test_a_racer_does_what_train_does(tmp_path):
     assert racer.curve["idle"][-1] == idle / config.prompts_per_step
     seconds = sum(sum(row["seconds"].values()) for row in racer.rows)
     assert racer.curve["time"][-1] == pytest.approx(seconds, abs=1e-4)  # nothing else is counted
+
+
+def test_carries_are_counted():
+    found = {prompt: bench.carries(prompt) for prompt in ("12+34=", "47+35=", "81+41=", "47+85=")}
+    assert list(found.values()) == [0, 1, 1, 2]
+    assert bench.carries("19+81=") == 2  # the second column carries only because the first does
 
 
 # ---- selection, sampling, memory, FLOPs ----------------------------------------------------------
