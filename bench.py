@@ -23,7 +23,6 @@ completion tokens, V vocabulary. An arm is one setting of train.py in the race.
 
 import argparse
 import csv
-import importlib.util
 import io
 import itertools
 import json
@@ -329,10 +328,10 @@ def count_tokens(completions: "Rollouts | torch.Tensor", eos_ids: Sequence[int])
 def samplers(model: nn.Module, tokenizer) -> dict[str, object]:
     """Everything that can generate here, by name."""
     found = {"generate": GenerateSampler(model, tokenizer), "torch": TorchSampler(model, tokenizer)}
-    if importlib.util.find_spec("vllm") is None:
-        print("vLLM is not installed here: no row for it")
-    else:
+    try:
         found["vllm"] = rollouts.VLLMSampler(model, tokenizer)
+    except ImportError as error:  # not installed, or the build for another device
+        print(f"no row for vLLM: {str(error).splitlines()[0]}")
     return found
 
 
