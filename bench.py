@@ -1272,23 +1272,18 @@ def forward_flops(model: nn.Module, tokens: int, mean_context: float) -> float:
 
 
 def hot_operations(function: Callable[[], object], count: int) -> list[dict]:
-    """The operations a call spends most time in, and what is left: Python and dispatch."""
+    """The operations a call spends most time in; what is left is Python and the profiler itself."""
     function()
-    start = time.perf_counter()
-    function()
-    seconds = time.perf_counter() - start
     with torch.profiler.profile() as profiler:
-        function()
+        seconds = seconds_of(function, 1)
     events = sorted(profiler.key_averages(), key=lambda event: -event.self_cpu_time_total)
-    share = 1e-6 / seconds  # of the undisturbed call: the profiler itself takes time, too
+    shares = [1e-6 * event.self_cpu_time_total / seconds for event in events]
     rows = [
-        {"operation": e.key, "calls": e.count, "share": e.self_cpu_time_total * share}
-        for e in events[:count]
+        {"operation": event.key, "calls": event.count, "share": share}
+        for event, share in zip(events[:count], shares)
     ]
-    other = sum(e.self_cpu_time_total for e in events[count:]) * share
-    rows.append({"operation": "other operations", "calls": None, "share": other})
-    rest = 1 - sum(row["share"] for row in rows)
-    return [*rows, {"operation": "between operations (Python)", "calls": None, "share": rest}]
+    rows.append({"operation": "all other operations", "calls": None, "share": sum(shares[count:])})
+    return [*rows, {"operation": "between operations", "calls": None, "share": 1 - sum(shares)}]
 
 
 def profile(arguments: argparse.Namespace) -> dict:
