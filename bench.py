@@ -1389,7 +1389,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     added.add_argument("--every", type=float, default=1.5, help="seconds between evaluations")
     added.add_argument("--seeds", type=int, default=5, help="runs of each arm")
     added.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
-    added.add_argument("--tuned", nargs="*", default=list(ARMS)[:3], help="arms that get --grid")
+    added.add_argument(
+        "--tuned", nargs="*", default=list(ARMS)[:3], choices=ARMS, help="get --grid"
+    )
     added.add_argument("--grid", type=float, nargs="+", default=[3e-4, 4.5e-4, 6.75e-4])
     added.add_argument("--sweep", choices=[*SWEEPS, "difficulty"], help="vary this instead")
     added.add_argument(
@@ -1414,6 +1416,7 @@ def main(argv: list[str] | None = None) -> int:
     transformers.logging.set_verbosity_error()
     start_process()
     argv = sys.argv[1:] if argv is None else argv
+    argv = ["profile", *argv[1:]] if argv[:1] == ["--profile"] else argv
     try:
         arguments = parse(argv)
         arguments.out.mkdir(parents=True, exist_ok=True)
