@@ -10,10 +10,11 @@ get a second BOS. Sampling is the plain softmax of logits / temperature. Nothing
 generation config (top-p, top-k, repetition penalty) leaks in, because the log-probs of the loss
 know nothing of it either.
 
-`TorchSampler` needs nothing but the model: each *prompt* is computed once and its keys and values
-are copied to its n rollouts, keys and values are written into one buffer instead of being
-concatenated, and rollouts that have finished leave the batch. Left out: paged memory, continuous
-batching, CUDA graphs. Those are an inference engine's work, and `VLLMSampler` is one.
+`TorchSampler` needs nothing but the model. It computes each distinct *prefix* once: the n rollouts
+of a prompt start as one row of the batch, which is copied only where they choose different tokens,
+and rollouts that have finished leave the batch. Keys and values are written into a buffer instead
+of being concatenated. Left out: paged memory, continuous batching, CUDA graphs. Those are an
+inference engine's work, and `VLLMSampler` is one.
 
 Legend: P prompts, n rollouts a prompt, B = P*n rows, L prompt tokens, T completion tokens,
 V vocabulary.
@@ -32,6 +33,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache, DynamicLayer
 
@@ -104,7 +106,9 @@ def pack(
     where both are one.
     """
     stop = set(eos_ids)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    filler = (
+        tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    )
     P, n = len(prompts), len(completions) // len(prompts)
 
     lengths, finished, texts = [], [], []
@@ -116,10 +120,10 @@ def pack(
         texts.append(tokenizer.decode(tokens[:end], skip_special_tokens=False))
 
     L, T = max(map(len, prompts)), max(lengths)
-    prompt_ids = [[pad] * (L - len(p)) + list(p) for p in prompts]
+    prompt_ids = [[filler] * (L - len(p)) + list(p) for p in prompts]
     prompt_mask = [[False] * (L - len(p)) + [True] * len(p) for p in prompts]
     rows = list(zip(completions, log_probs, lengths, strict=True))
-    completion_ids = [[*tokens[:length], *[pad] * (T - length)] for tokens, _, length in rows]
+    completion_ids = [[*tokens[:length], *[filler] * (T - length)] for tokens, _, length in rows]
     padded_log_probs = [[*values[:length], *[0.0] * (T - length)] for _, values, length in rows]
     lengths = torch.tensor(lengths, device=device).view(P, n, 1)
     return Rollouts(
@@ -163,19 +167,15 @@ class _BufferLayer(DynamicLayer):
     The usual cache is concatenated anew for every token, which copies all earlier tokens each time.
     """
 
-    def __init__(self, prompt: DynamicLayer, n: int, room: int) -> None:
+    def __init__(self, prompt: DynamicLayer, room: int) -> None:
         super().__init__()
         self.length = prompt.get_seq_length()
-        self.buffers = []
-        for states in (prompt.keys, prompt.values):  # [P, heads, L, head width]
-            P, heads, length, width = states.shape
-            buffer = states.new_empty(P * n, heads, length + room, width)
-            buffer[:, :, :length] = states.repeat_interleave(n, 0)
-            self.buffers.append(buffer)
+        # [P, heads, L + room, head width]
+        self.buffers = [pad(states, (0, 0, 0, room)) for states in (prompt.keys, prompt.values)]
         self.is_initialized = True
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, *args, **kwargs):
-        """Write one token's keys and values [B, heads, 1, width]; return all so far, as views."""
+        """Write one token's keys and values [rows, heads, 1, width]; return all, as views."""
         for buffer, states in zip(self.buffers, (keys, values)):
             buffer[:, :, self.length] = states[:, :, 0]
         self.length += 1
@@ -186,7 +186,7 @@ class _BufferLayer(DynamicLayer):
         return self.length
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep only these rows of the batch."""
+        """The new batch: each row a copy of the old row with this index."""
         self.buffers = [buffer[indices] for buffer in self.buffers]
 
 
@@ -268,36 +268,39 @@ class TorchSampler:
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]  # [P, V]
-        logits = logits.repeat_interleave(n, 0)  # [B, V]
-        cache = Cache(layers=[_BufferLayer(layer, n, max_new_tokens) for layer in cache.layers])
-        position = attention.sum(-1, keepdim=True).repeat_interleave(n, 0)  # [B, 1]
+        cache = Cache(layers=[_BufferLayer(layer, max_new_tokens) for layer in cache.layers])
+        position = attention.sum(-1, keepdim=True)  # [P, 1]
         # Without padding no mask is needed, and attention is faster without one.
         padded = bool((attention == 0).any())
-        attention = torch.nn.functional.pad(attention, (0, max_new_tokens), value=1)
-        attention = attention.repeat_interleave(n, 0)  # [B, L + max_new_tokens]
+        attention = pad(attention, (0, max_new_tokens), value=1)  # [P, L + max_new_tokens]
 
         B = P * n
         tokens = torch.zeros(B, max_new_tokens, dtype=torch.long, device=device)
         chosen = torch.zeros(B, max_new_tokens, device=device)  # [B, T] log-probs
         lengths = torch.full((B,), max_new_tokens, device=device)
         eos = torch.tensor(self.eos_ids, device=device)
-        rows = torch.arange(B, device=device)  # which rollout each row of the batch is
+        # `going` are the rollouts not yet finished, `row` is the row of the batch that each is in.
+        # A row is a prefix: rollouts that have chosen the same tokens so far are in the same row.
+        going = torch.arange(B, device=device)
+        row = torch.arange(P, device=device).repeat_interleave(n)
         for t in range(max_new_tokens):
             log_probs = (logits.float() / temperature).log_softmax(-1)  # [rows, V]
-            token = log_probs.exp().multinomial(1, generator=generator)  # [rows, 1]
-            tokens[rows, t] = token[:, 0]
-            chosen[rows, t] = log_probs.gather(-1, token)[:, 0]
-            ended = torch.isin(token[:, 0], eos)  # [rows]
-            if ended.any():
-                lengths[rows[ended]] = t + 1
-                going = (~ended).nonzero()[:, 0]
-                rows, token, position = rows[going], token[going], position[going]
-                attention = attention[going]
-                cache.batch_select_indices(going)
-            if len(rows) == 0 or t + 1 == max_new_tokens:
+            token = log_probs.exp()[row].multinomial(1, generator=generator)[:, 0]  # [going]
+            tokens[going, t], chosen[going, t] = token, log_probs[row, token]
+            ended = torch.isin(token, eos)  # [going]
+            lengths[going[ended]] = t + 1
+            going, row, token = going[~ended], row[~ended], token[~ended]
+            if len(going) == 0 or t + 1 == max_new_tokens:
                 break
+            # The next batch has one row for each distinct (prefix, next token).
+            V = logits.shape[-1]
+            distinct, row = torch.unique(row * V + token, return_inverse=True)
+            parent, token = distinct // V, distinct % V  # [rows]
+            if not torch.equal(parent, torch.arange(len(logits), device=device)):
+                cache.batch_select_indices(parent)
+                position, attention = position[parent], attention[parent]
             logits = self.model(
-                input_ids=token,
+                input_ids=token[:, None],
                 attention_mask=attention[:, : L + t + 1] if padded else None,
                 position_ids=position,
                 past_key_values=cache,

@@ -172,7 +172,7 @@ def test_the_rollouts_of_a_prompt_differ():
 # ---- the work it does ----------------------------------------------------------------------------
 
 
-def test_one_prefill_a_prompt_and_finished_rows_leave_the_batch(model):
+def test_each_distinct_prefix_is_computed_once_and_finished_rows_leave_the_batch(model):
     model.generation_config.eos_token_id = [0, 5]  # so that some finish early
     shapes = []
     model.register_forward_pre_hook(
@@ -181,9 +181,18 @@ def test_one_prefill_a_prompt_and_finished_rows_leave_the_batch(model):
     rollouts = generate(model, n=16, temperature=1.3)
     lengths = rollouts.mask.sum(-1)
     assert shapes[0] == (3, 7)  # P prompts, not P * n
-    going = [int((lengths > t).sum()) for t in range(1, 10)]  # rollouts with a token number t
-    assert shapes[1:] == [(rows, 1) for rows in going if rows]
+    going = [int((lengths > t).sum()) for t in range(1, 10)]  # rollouts that go on after t tokens
+    prefixes = [
+        {
+            (p, *ids[:t])
+            for p in range(3)
+            for ids in rollouts.completion_ids[p][lengths[p] > t].tolist()
+        }
+        for t in range(1, 10)
+    ]
+    assert shapes[1:] == [(len(distinct), 1) for distinct in prefixes if distinct]
     assert going[-1] < going[0] < 3 * 16, "nothing finished early: this test shows nothing"
+    assert len(prefixes[0]) < going[0], "all differ from the start: this test shows nothing"
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
