@@ -55,15 +55,17 @@ def worked_solution(prompt: str) -> str:
     return _written(prompt, carry=lambda due: due)
 
 
-def careless_solution(prompt: str, rng: random.Random) -> str:
+def careless_solution(
+    prompt: str, rng: random.Random, forget: float = 0.5, invent: float = 0.2
+) -> str:
     """One demonstration by a student who adds columns correctly but is careless with carries.
 
-    A carry that is due is forgotten with probability 0.5 (`4+8=12` above), one that is not due is
-    added with 0.2, into the tens column and as the leading 1 alike. So the student leans the right
-    way: carries independent of the column would leave reward nothing to strengthen. In 30% of the
-    demonstrations one of the four tags is replaced by another one.
+    A carry that is due is forgotten with probability `forget` (`4+8=12` above), one that is not due
+    is added with `invent`, into the tens column and as the leading 1 alike. By default the student
+    leans the right way: carries independent of the column would leave reward nothing to strengthen.
+    In 30% of the demonstrations one of the four tags is replaced by another one.
     """
-    text = _written(prompt, carry=lambda due: rng.random() < (0.5 if due else 0.2))
+    text = _written(prompt, carry=lambda due: rng.random() < (1 - forget if due else invent))
     if rng.random() < 0.3:
         wrong = rng.choice(TAGS)
         text = text.replace(wrong, rng.choice([tag for tag in TAGS if tag != wrong]))

@@ -21,6 +21,7 @@ because masks in this project come from lengths, never from token values).
 import argparse
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -81,13 +82,19 @@ def make_model(seed: int) -> LlamaForCausalLM:
     )
 
 
-def warm_start(seed: int = SEED, steps: int = 600, batch: int = 64) -> LlamaForCausalLM:
+def warm_start(
+    seed: int = SEED,
+    steps: int = 600,
+    batch: int = 64,
+    student: Callable[[str, random.Random], str] = tasks.careless_solution,
+) -> LlamaForCausalLM:
     """Imitate the careless student on training sums only: `steps` batches of fresh demonstrations.
 
     Args:
         seed: of the weights, the sums drawn and the student's mistakes.
         steps: optimiser steps. Fewer leave wrong column sums, which later learning mends badly.
         batch: demonstrations a step.
+        student: completes a prompt; one who forgets more carries makes right answers rarer.
     """
     model, tokenizer = make_model(seed), make_tokenizer()
     problems = tasks.load_task("arithmetic", "train")
@@ -98,7 +105,7 @@ def warm_start(seed: int = SEED, steps: int = 600, batch: int = 64) -> LlamaForC
     )
     for step in range(1, steps + 1):
         prompts = [problem.prompt for problem in rng.choices(problems, k=batch)]
-        texts = [prompt + tasks.careless_solution(prompt, rng) + EOS for prompt in prompts]
+        texts = [prompt + student(prompt, rng) + EOS for prompt in prompts]
         encoded = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
         labels = encoded["input_ids"].masked_fill(encoded["attention_mask"] == 0, -100)
         labels[:, : len(prompts[0])] = -100  # the prompt is given, not learned; all have 6 tokens

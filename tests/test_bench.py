@@ -216,6 +216,11 @@ COMMANDS = {
         *("--sweep", "m", "--minutes", "0.002", "--every", "0.06", "--seeds", "2", "--jobs", "2"),
         *("--", "--eval-problems", "8", "--prompts-per-step", "1"),
     ],
+    "race_difficulty": [
+        *("--sweep", "difficulty", "--minutes", "0.002", "--every", "0.06", "--seeds", "1"),
+        *("--jobs", "1", "--forget", "0.9", "--warm-start", "5", "--grid", "3e-4"),
+        *("--", "--eval-problems", "8", "--prompts-per-step", "1"),
+    ],
     "peers": ["--rounds", "1", "--n", "4"],
     "profile": ["--rounds", "1", "--", "--n", "8", "--m", "4"],
 }
