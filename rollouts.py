@@ -40,7 +40,15 @@ from transformers.cache_utils import Cache, DynamicLayer
 from grpo import positions
 from lora import merged_weights
 
-CPU_CACHE_BYTES = 2**30  # of vLLM's keys and values where there is no GPU; more waits its turn
+CPU_SETTINGS = {  # of vLLM, where there is no GPU
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 2**30,  # what needs more waits its turn
+    # Only whole blocks of a prompt are shared by its n rollouts; the default is 128 tokens.
+    "block_size": 32,
+    # A prompt that is computed in two parts draws a token too many, to be taken back, and vLLM
+    # cannot take back a draw from a CPU's generator.
+    "enable_chunked_prefill": False,
+}
 
 
 @dataclass
@@ -446,10 +454,7 @@ class VLLMSampler:
         config = copy.deepcopy(model.config)
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         config.architectures = [type(base).__name__]
-        if on_cpu:
-            settings = {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
-        else:
-            settings = _gpu_settings(self.gpu_memory_utilization)
+        settings = CPU_SETTINGS if on_cpu else _gpu_settings(self.gpu_memory_utilization)
         if VLLMSampler.running is not None:
             VLLMSampler.running.close()
         self.can_sleep, self.asleep = not on_cpu, False

