@@ -16,13 +16,14 @@ of the last axis. Selection never looks across groups, so processes need not tal
 consists of the k lowest and the m - k highest rewards of its group, for some k (up to swaps of
 equal rewards).
 
-*Proof.* Fix all members of S but one and call that one's reward x. The variance of S as a function
-of x is a parabola with leading coefficient (m - 1) / m^2 > 0: it is strictly convex. Suppose S is
-optimal and a rollout in S has a reward x strictly between two rewards l < x < h that are not in S.
-A strictly convex function is larger at one end of [l, h] than anywhere inside, so exchanging x for
-l or for h raises the variance: a contradiction. Hence no member of S lies strictly between the
-smallest and the largest reward left out. S holds everything below the one, everything above the
-other, and otherwise only rewards equal to one of the two.  QED
+*Proof.* If m = n there is nothing to choose. Otherwise fix all members of S but one and call that
+one's reward x. The variance of S as a function of x is a parabola with leading coefficient
+(m - 1) / m^2 > 0: it is strictly convex. Suppose S is optimal and a rollout in S has a reward x
+strictly between two rewards l < x < h that are not in S. A strictly convex function is larger at
+one end of [l, h] than anywhere inside, so exchanging x for l or for h raises the variance: a
+contradiction. Hence no member of S lies strictly between the smallest and the largest reward left
+out. S holds everything below the one, everything above the other, and otherwise only rewards equal
+to one of the two: up to swaps of equals, the lowest and the highest of the group.  QED
 
 So there are only m + 1 candidates. They need no m + 1 variances either:
 
@@ -33,9 +34,9 @@ of S_k, expanding the two variances gives
     m^2 (Var S_{k+1} - Var S_k) = -(h - l) * slope(k),     slope(k) = (m - 1) l + (m + 1) h - 2 s_k.
 
 Going from k to k + 1, l and h do not fall and s_k does not rise, so slope(k) never decreases: Var
-S_k rises while slope(k) < 0 and falls or stays from there on. The best k is the *number of negative
-slopes*, one comparison for each split. Unlike variances, slopes hold no squares, so rewards with a
-large common offset or one huge outlier lose nothing to cancellation.
+S_k does not fall while slope(k) < 0, and does not rise from there on. The best k is the *number of
+negative slopes*, one comparison for each split. Unlike variances, slopes hold no squares, so a
+large common offset or a huge outlier costs little to rounding.
 
 **0/1 rewards need no search.** With at least m/2 ones and m/2 zeros the best subset is half of
 each; if one kind is rarer, all of it and the other kind for the rest (the variance p (1 - p) of a
