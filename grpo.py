@@ -60,6 +60,14 @@ def positions(attention_mask: torch.Tensor) -> torch.Tensor:
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
+def check_output_layer(model: nn.Module) -> None:
+    """Raise ValueError for a model whose logits are not just what its output layer computes."""
+    config = model.config.get_text_config()
+    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier"):
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            raise ValueError(f"{config.model_type} models are not supported: they apply {name}")
+
+
 def token_log_probs(
     model: nn.Module,
     input_ids: torch.Tensor,
@@ -88,14 +96,11 @@ def token_log_probs(
         float32 [B, T], with gradients where enabled. Values at padded positions mean nothing.
 
     Raises:
-        ValueError: the model changes its logits after the output layer (soft capping or scaling).
+        ValueError: the model changes its logits after the output layer (`check_output_layer`).
     """
     if completion_length == 0:
         return torch.zeros(len(input_ids), 0, device=input_ids.device)
-    config = model.config.get_text_config()
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier"):
-        if getattr(config, name, None) not in (None, 1, 1.0):
-            raise ValueError(f"{config.model_type} models are not supported: they apply {name}")
+    check_output_layer(model)
     # The logit at position t scores token t + 1: the classic off-by-one.
     hidden = model.get_decoder()(
         input_ids=input_ids,

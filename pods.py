@@ -69,6 +69,8 @@ def max_variance(rewards: torch.Tensor, m: int) -> torch.Tensor:
     rewards, m = _check(rewards, m)  # float64 [..., n]
     n = rewards.shape[-1]
     x, order = rewards.sort(dim=-1, stable=True)  # [..., n] ascending, ties by index
+    # Differences of rewards near float64's limit would overflow; a power of two costs no precision.
+    x = torch.where(x.abs().amax(-1, keepdim=True) > 2.0**1000, x / 2.0**512, x)
     # The variance does not care about a common offset, but rounding does. The median is itself a
     # reward, so this difference is exact for rewards near it, whatever outliers the group has.
     x = x - x[..., n // 2 : n // 2 + 1]

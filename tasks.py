@@ -231,6 +231,8 @@ def load_task(name: str, split: str, source: str | Path | None = None) -> list[P
         rows, read = _dataset_rows(name, split, source), DATASETS[name][2]
         must_split = name == "sciknoweval"
     elif name.endswith(".jsonl") or Path(name).is_dir():
+        if source is not None:
+            raise ValueError(f"{name} is read as it is: the data folder {source} has no use")
         path, must_split = _own_file(Path(name), split)
         rows, read = _jsonl_rows(path), _own
     else:
@@ -245,6 +247,8 @@ def load_task(name: str, split: str, source: str | Path | None = None) -> list[P
     pairs = [pair for pair in pairs if pair is not None]
     if must_split:  # before anything is dropped, so that no drop can move a problem
         pairs = _one_split(pairs, split, lambda pair: pair[0])
+    if not pairs:
+        raise ValueError(f"task {name} has no {split} problems: it needs 2 questions or more")
     gradable = are_gradable([problem.answer for _, problem in pairs])
     problems = [problem for (_, problem), good in zip(pairs, gradable) if good]
     if not problems:
@@ -287,7 +291,11 @@ def _dataset_rows(name: str, split: str, source: str | Path | None) -> dict[int,
         rows = datasets.load_dataset("json", data_files=[str(file) for file in files])["train"]
         return dict(enumerate(rows, 1))
     except (OSError, datasets.exceptions.DatasetsError) as error:
-        where = f"{hub} from the hub (offline? use --data DIR)" if source is None else source
+        where = (
+            f"{hub} from the hub (offline? --data DIR, or --eval-task {name}=DIR)"
+            if source is None
+            else source
+        )
         reason = " ".join(str(error).split())
         raise ValueError(f"task {name}: could not load {where}: {reason}") from error
 
@@ -316,7 +324,7 @@ def _jsonl_rows(path: Path) -> dict[int, Mapping]:
         try:
             if line.strip():
                 rows[number] = {**json.loads(line)}
-        except (ValueError, TypeError) as error:  # not JSON, not UTF-8, or not an object
+        except (ValueError, TypeError, RecursionError) as error:  # not JSON, UTF-8, or an object
             reason = getattr(error, "msg", error)
             raise ValueError(f"{path}, line {number} is not a JSON object: {reason}") from error
     if not rows:
@@ -374,7 +382,7 @@ def encode(
     kept = [(p, ids) for p, ids in rendered if len(ids) <= max_prompt_tokens]
     too_long = f"{len(rendered) - len(kept)} of {len(rendered)} prompts are longer than"
     if not kept:
-        raise ValueError(f"{too_long} max_prompt_tokens={max_prompt_tokens}: raise it")
+        raise ValueError(f"{too_long} {max_prompt_tokens} tokens: raise --max-prompt-tokens")
     if len(kept) < len(rendered):
         _say(f"{too_long} {max_prompt_tokens} tokens: dropped")
     return [p for p, _ in kept], [ids for _, ids in kept]

@@ -47,6 +47,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import tasks
 from grpo import (
     LOSS_TYPES,
+    check_output_layer,
     group_advantages,
     grpo_loss,
     has_signal,
@@ -87,7 +88,9 @@ class Config:
     rule: str = option("max_variance", "which m of the n are kept", tuple(RULES))
 
     task: str = option("arithmetic", "task name, or a JSONL file of question and answer")
-    eval_task: tuple[str, ...] = option((), "tasks to evaluate on; default: the task's test split")
+    eval_task: tuple[str, ...] = option(
+        (), "tasks to evaluate on, each a task or task=FOLDER; default: the task's test split"
+    )
     data: str | None = option(
         None, "folder with train.jsonl, test.jsonl to read instead of the hub"
     )
@@ -149,11 +152,17 @@ class Config:
     def __post_init__(self) -> None:
         if self.steps is None and self.minutes is None:
             self.steps = DEFAULT_STEPS
+        if isinstance(self.eval_task, str):
+            self.eval_task = (self.eval_task,)
         check(self)
 
 
 def check(config: Config) -> None:
     """Raise InputError for settings that cannot work, naming the numbers and the flags."""
+    for field in dataclasses.fields(config):
+        value, choices = getattr(config, field.name), field.metadata["choices"]
+        if choices and value not in choices:
+            raise InputError(f"{flag(field.name)} {value}: choose one of {', '.join(choices)}")
     if config.m < 2:
         raise InputError(f"--m {config.m} is too small: one rollout has no variance, use 2 or more")
     if config.m > config.n:
@@ -239,9 +248,14 @@ def parse(argv: list[str] | None) -> tuple[Config, argparse.Namespace]:
     given = {
         key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
     }
+    if command.resume and command.eval_only:
+        raise InputError("--eval-only evaluates --model: give --model OUT/model, not --resume")
     if command.resume:
         given = resumed_settings(command.out, given)
-    return Config(**given), command
+    try:
+        return Config(**given), command
+    except TypeError as error:  # a config.json edited by hand: "64" is not 64
+        raise InputError(f"--resume: wrong settings in config.json: {error}") from error
 
 
 def resumed_settings(out: Path | None, given: dict) -> dict:
@@ -251,7 +265,9 @@ def resumed_settings(out: Path | None, given: dict) -> dict:
     try:
         stored = json.loads((out / "config.json").read_text())
     except (OSError, ValueError) as error:
-        raise InputError(f"--resume: {out} holds no run, its config.json is not there") from error
+        raise InputError(f"--resume: {out} holds no run, config.json: {error}") from error
+    if not isinstance(stored, dict):
+        raise InputError(f"--resume: {out / 'config.json'} holds no settings")
     stored = {
         field.name: stored.get(field.name, field.default) for field in dataclasses.fields(Config)
     }
@@ -520,8 +536,11 @@ def load_model(
         is_adapter = Path(path, "adapter_config.json").exists()
         load = load_with_adapter if is_adapter else AutoModelForCausalLM.from_pretrained
         model = load(path, dtype=dtype)
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"--model {name}: {str(error).strip().splitlines()[0]}") from error
+    except Exception as error:  # safetensors, tokenizers and transformers each raise their own
+        reason = (str(error).strip() or "no message").splitlines()[0]
+        if not isinstance(error, (OSError, ValueError)):
+            reason = f"{type(error).__name__}: {reason}"
+        raise InputError(f"--model {name}: {reason}") from error
     # Dropout makes the policy that is trained another one than the policy that was sampled from.
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -564,7 +583,7 @@ class Run:
     """Everything around the loop: model, data, clock, logs, evaluation, checkpoints."""
 
     def __init__(self, config: Config, out: Path, resume: bool = False, train: bool = True) -> None:
-        self.config, self.out = config, out
+        self.config, self.out = config, Path(out)
         # What is trained is stored in float32: in bfloat16 an update of 5e-6 to a weight of 0.02 is
         # rounded away. Only weights that stay as they are may be stored as they are computed with.
         trains_all = train and not config.lora_rank
@@ -595,7 +614,14 @@ class Run:
             self.model.train()
         if train and config.lora_rank:
             seed = derived_seed(config.seed, "adapter")
-            self.model = add_lora(self.model, config.lora_rank, seed)
+            try:
+                self.model = add_lora(self.model, config.lora_rank, seed)
+            except ValueError as error:
+                raise InputError(f"--lora-rank with --model {config.model}: {error}") from error
+        try:
+            check_output_layer(self.model)
+        except ValueError as error:
+            raise InputError(f"--model {config.model}: {error}") from error
         self.sampler = self._sampler(longest + self.max_new_tokens)
         if not train:
             return
@@ -621,7 +647,7 @@ class Run:
 
     def _data(self, spec: str, split: str) -> Data:
         """`spec` is a task, or task=FOLDER for an evaluation task with a folder of its own."""
-        name, _, source = spec.partition("=")
+        name, _, source = spec.partition("=") if split == "test" else (spec, "", "")
         source = source or (self.config.data if name == self.config.task else None)
         return Data(name, split, source, self.tokenizer, self.config)
 
@@ -685,7 +711,7 @@ class Run:
         self.bar = tqdm(total=self.config.steps, initial=self.step, unit="step", disable=None)
         try:
             if not self.rows:
-                self._append({"step": 0, "time": 0.0} | self._evaluate())
+                self._append({"step": self.step, "time": self.time} | self._evaluate())
             while not self._done() and self.stop_signal is None:
                 self.step += 1
                 self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -722,8 +748,7 @@ class Run:
             tqdm.write(f"step {self.step}: the gradient is not finite, no update", file=sys.stderr)
         if self.failed == 3:
             raise InputError(
-                "3 gradients in a row were not finite: lower --lr. The last good state is in "
-                f"{self.out / 'checkpoint'}"
+                "3 gradients in a row were not finite: start a new run with a lower --lr"
             )
         if self.step % config.save_every == 0 and not self.failed:
             self._save()
@@ -758,7 +783,9 @@ class Run:
         """Make the folder of a new run, or bring an interrupted one back to its checkpoint."""
         config_file = self.out / "config.json"
         if not resume:
-            if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+            if self.out.exists() and not self.out.is_dir():
+                raise InputError(f"--out {self.out} is a file: name a folder")
+            if self.out.exists() and any(self.out.iterdir()):
                 raise InputError(f"--out {self.out} is not empty: add --resume to go on with a run")
             self.out.mkdir(parents=True, exist_ok=True)
         write_atomically(config_file, json.dumps(dataclasses.asdict(self.config), indent=1))
@@ -773,6 +800,13 @@ class Run:
             self.step, self.time = state["step"], state["time"]
         # Lines of steps after the checkpoint are dropped: those steps are done again.
         last = self.step if state is not None else -1
+        lost = [row["step"] for row in read_rows(self.out / "metrics.jsonl") if row["step"] > last]
+        finished = (self.out / "model").exists()
+        if state is None and lost and (finished or max(lost) > self.config.save_every):
+            raise InputError(
+                f"--resume: {self.out} holds {max(lost)} steps and no checkpoint that can be read: "
+                "start a new run in another --out"
+            )
         for name in ("metrics.jsonl", "rollouts.jsonl"):
             rows = [row for row in read_rows(self.out / name) if row["step"] <= last]
             write_atomically(self.out / name, "".join(json.dumps(row) + "\n" for row in rows))
@@ -793,10 +827,15 @@ class Run:
         folder.mkdir(exist_ok=True)
         path = folder / f"step_{self.step:06}.pt"
         state = {"step": self.step, "time": self.time, "model": trained_weights(self.model)}
-        with open(path.with_suffix(".tmp"), "wb") as file:
-            torch.save(state | {"optimizer": self.optimizer.state_dict()}, file)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with open(path.with_suffix(".tmp"), "wb") as file:
+                torch.save(state | {"optimizer": self.optimizer.state_dict()}, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except (OSError, RuntimeError) as error:  # torch hides a full disk behind a RuntimeError
+            path.with_suffix(".tmp").unlink(missing_ok=True)
+            reason = error if isinstance(error, OSError) else error.__context__ or error
+            raise OSError(f"cannot write {path}: {reason}") from error
         os.replace(path.with_suffix(".tmp"), path)
         for old in sorted(folder.glob("step_*.pt"))[:-2]:  # the one before stays, as a reserve
             old.unlink()
@@ -865,8 +904,9 @@ def summary(rows: Sequence[dict], config: Config, out: Path) -> str:
     for name, after in evaluated[-1]["eval"].items():
         before = evaluated[0]["eval"][name]
         lines.append(
-            f"held-out accuracy on {name}: {before['accuracy']:.3f} before, "
-            f"{after['accuracy']:.3f} +- {after['accuracy_se']:.3f} after "
+            f"held-out accuracy on {name}: {before['accuracy']:.3f} at step "
+            f"{evaluated[0]['step']}, {after['accuracy']:.3f} +- {after['accuracy_se']:.3f} "
+            f"at step {evaluated[-1]['step']} "
             f"({after['problems']} problems, {after['samples']} sample(s) each)"
         )
     idle = sum(row["groups_without_signal"] for row in steps)
@@ -931,10 +971,11 @@ def main(argv: list[str] | None = None) -> int:
         config, command = parse(argv)
         out = command.out or Path("runs", time.strftime("%Y%m%d-%H%M%S"))
         if command.eval_only:
+            out.mkdir(parents=True, exist_ok=True)  # before the hours of work, not after
             results = json.dumps(Run(config, out, train=False).evaluation(), indent=1)
-            out.mkdir(parents=True, exist_ok=True)
+            print(results)
             write_atomically(out / "eval.json", results + "\n")
-            print(f"{results}\nwritten to {out / 'eval.json'}")
+            print(f"written to {out / 'eval.json'}")
         else:
             train(config, out, command.resume)
     except InputError as error:

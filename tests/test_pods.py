@@ -343,3 +343,11 @@ def test_an_unknown_rule_is_named_with_the_choices():
 def test_a_fractional_m_is_refused():
     with pytest.raises(TypeError):
         max_variance([1, 2, 3], 2.5)
+
+
+def test_rewards_near_the_limit_of_float64_do_not_overflow():
+    assert max_variance([1e308, -1e308, 0, 1e308], 2).tolist() == [0, 1]
+    assert max_variance([[1.7e308, -1.7e308, 1.7e308, 2], [0, 1, 0, 0]], 2).tolist() == [
+        [0, 1],
+        [0, 1],
+    ]

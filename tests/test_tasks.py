@@ -303,8 +303,11 @@ GOOD = '{"question": "q", "answer": "1"}\n'
         (GOOD + '{"question": "q2"}\n', "row 2: the field 'answer'"),
         ('{"prompt": "q", "answer": "1"}\n', "row 1: the field 'question'"),
         (GOOD + '{"question": "q", "answer": ["1"]}\n', "row 2: the field 'answer'"),
-        ('{"question": "q", "answer": ""}\n' * 3, "none of .* can be graded"),
-        (GOOD, "none of 0 train problems"),  # one question, and that one is held out
+        (
+            "".join(json.dumps({"question": str(i), "answer": ""}) + "\n" for i in range(3)),
+            "none of .* can be graded",
+        ),
+        (GOOD, "no train problems: it needs 2 questions"),  # the one there is is held out
     ],
 )
 def test_a_bad_own_file_is_one_clear_line(tmp_path, text, message):
@@ -546,7 +549,7 @@ def test_a_long_prompt_is_dropped_and_said_and_never_cut(capsys):
     assert capsys.readouterr().err == f"10 of 30 prompts are longer than {limit} tokens: dropped\n"
     assert len(encode(problems, tokenizer, max_prompt_tokens=max(lengths))[0]) == 30
     assert capsys.readouterr().err == ""
-    with pytest.raises(ValueError, match="30 of 30 prompts are longer than max_prompt_tokens=5"):
+    with pytest.raises(ValueError, match="30 of 30 prompts are longer than 5 tokens"):
         encode(problems, tokenizer, max_prompt_tokens=5)
 
 
@@ -564,3 +567,17 @@ def test_smollm2_sees_gsm8k_through_its_own_template():
         f"<|im_start|>user\n{problems[0].prompt}<|im_end|>\n<|im_start|>assistant\n"
     )
     assert not opens_think(tokenizer, prompt_ids[0])
+
+
+def test_a_data_folder_beside_an_own_file_is_an_error(tmp_path):
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"question": "1+1?", "answer": "2"}\n')
+    with pytest.raises(ValueError, match="has no use"):
+        tasks.load_task(str(path), "train", source=str(tmp_path))
+
+
+def test_nesting_without_end_names_the_line(tmp_path):
+    path = tmp_path / "deep.jsonl"
+    path.write_text("[" * 100_000 + "\n")
+    with pytest.raises(ValueError, match="line 1"):
+        tasks.load_task(str(path), "train")

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -284,6 +285,57 @@ def test_folder_of_another_run_is_not_overwritten(finished, capsys):
     assert train.main(flags(out=finished)) == 2
     assert "--resume" in capsys.readouterr().err
     assert (finished / "metrics.jsonl").read_text() == before
+
+
+def test_what_cannot_be_resumed_says_so_and_loses_nothing(tmp_path, capsys):
+    out = tmp_path / "run"
+    train.train(small(steps=4), out)
+    metrics, settings = (out / "metrics.jsonl").read_text(), (out / "config.json").read_text()
+    assert train.main(["--resume", "--eval-only", "--out", str(out)]) == 2
+    assert "not --resume" in capsys.readouterr().err
+    for broken, words in (("[]", "no settings"), ('{"n"', "no run"), ('{"n": "8"}', "n")):
+        (out / "config.json").write_text(broken)
+        assert train.main(["--resume", "--out", str(out)]) == 2
+        assert words in capsys.readouterr().err
+    (out / "config.json").write_text(settings)
+    for path in (out / "checkpoint").iterdir():
+        path.unlink()
+    assert train.main(["--resume", "--out", str(out), "--steps", "6"]) == 2
+    assert "no checkpoint that can be read" in capsys.readouterr().err
+    assert (out / "metrics.jsonl").read_text() == metrics
+
+
+def test_broken_model_folders_are_one_line(tmp_path, capsys):
+    for name, content in (
+        ("config.json", "{}"),
+        ("model.safetensors", "x"),
+        ("tokenizer.json", "{}"),
+    ):
+        folder = tmp_path / name
+        shutil.copytree(tiny.TINY_POLICY, folder)
+        (folder / name).write_text(content)
+        assert train.main(["--model", str(folder), "--out", str(tmp_path / "run")]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_choices_are_checked_from_python_too():
+    with pytest.raises(InputError, match="--rule best"):
+        Config(rule="best")
+    assert Config(eval_task="arithmetic").eval_task == ("arithmetic",)
+
+
+def test_a_disk_that_is_full_is_one_line_and_leaves_no_half_checkpoint(
+    tmp_path, monkeypatch, capsys
+):
+    def full(state, file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    assert train.main(flags(out=tmp_path / "run")) == 1
+    error = capsys.readouterr().err
+    assert "cannot write" in error and "No space left" in error
+    assert not list((tmp_path / "run" / "checkpoint").iterdir())
 
 
 def test_resume_of_nothing_is_an_error(tmp_path, capsys):
