@@ -953,7 +953,7 @@ def draw_race(
     draw_phases(axes[-1], {name: rates[best_rate(rates)] for name, rates in common.items()})
     for ax in axes:
         ax.grid(alpha=0.3)
-        ax.legend(fontsize=8, loc="lower right" if ax is not axes[-1] else "best")
+        ax.legend(fontsize=8, loc="center right" if ax is not axes[-1] else "best")
     figure.savefig(path, dpi=110)
 
 
