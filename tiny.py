@@ -154,6 +154,7 @@ def check_gate(breakdown: dict[str, float]) -> None:
 
 
 def main() -> None:
+    """Rebuild the policy, hold it to the gate, write its folder."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=TINY_POLICY, help="folder to write")
     parser.add_argument("--seed", type=int, default=SEED, help="weights and demonstrations")
