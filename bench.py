@@ -57,6 +57,7 @@ import rollouts
 import tasks
 import tiny
 import train
+from grpo import Policy
 from pods import max_variance
 from rollouts import Rollouts, TorchSampler, eos_token_ids, pack
 
@@ -443,10 +444,14 @@ def prepare_update(case: UpdateCase) -> Callable[[], object]:
 
 def update_only(model: nn.Module, config: train.Config, max_new_tokens: int) -> SimpleNamespace:
     """As much of a train.Run as `train.update` needs."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    accelerator = train.make_accelerator()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+    policy, optimizer = accelerator.prepare(Policy(model), optimizer)
     return SimpleNamespace(
         config=config,
+        accelerator=accelerator,
         model=model,
+        policy=policy,
         optimizer=optimizer,
         reference=None,
         max_new_tokens=max_new_tokens,

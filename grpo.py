@@ -4,6 +4,7 @@
     log_probs = token_log_probs(model, ids, attention, T, temperature)  # [B, T]
     loss = grpo_loss(log_probs, log_probs.detach(), advantages.flatten(), mask)
     loss.backward()
+    policy = Policy(model)    # the same log-probs as a module, for engines that wrap modules
 
 GRPO (Shao et al., arXiv 2402.03300) needs no critic: a rollout's advantage is its reward compared
 with the other rollouts of its prompt. PODS changes one thing: "the other rollouts" are the kept m.
@@ -126,6 +127,31 @@ def token_log_probs(
         for chunk in zip(*chunks, strict=True)
     ]
     return torch.cat(parts).view(targets.shape)  # [B, T]
+
+
+class Policy(nn.Module):
+    """`token_log_probs` as a module's forward pass, `model` being its one submodule.
+
+    DDP, FSDP and DeepSpeed work through hooks on the forward pass of the module they wrap. A call
+    of `token_log_probs(model, ...)` goes past the model's own forward pass, so they must wrap this.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._no_split_modules = getattr(model, "_no_split_modules", None)  # FSDP's units
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        completion_length: int,
+        temperature: float = 1.0,
+    ) -> torch.Tensor:
+        """Float32 [B, T], as `token_log_probs`."""
+        return token_log_probs(
+            self.model, input_ids, attention_mask, completion_length, temperature
+        )
 
 
 def loss_normalizer(mask: torch.Tensor, loss_type: str, max_completion_length: int) -> float:

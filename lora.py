@@ -4,7 +4,6 @@
     with model.disable_adapter(): ...    # the policy as it was loaded: the KL's reference, for free
     for name, tensor in merged_weights(model): ...    # the weights of an ordinary model that does
                                          # the same, made on the side
-    save_merged(model, folder)           # that model, for people without peft
 
 A layer W becomes W + s B A with A [R, in] random, B [out, R] zero at first, s = alpha / R = 1. Only
 A and B are trained, so the optimiser's state and the checkpoint are small.
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 # The paper's seven: all linear layers of a decoder block (names shared by Llama, Qwen and kin).
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -84,16 +84,12 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             (adapter,) = layer.active_adapters
             delta = layer.get_delta_weight(adapter)  # [out, in], float32
             tensor = (tensor.to(delta.dtype) + delta).to(tensor.dtype)
-        yield name, tensor
+        yield name, whole(tensor)
 
 
-def save_merged(model: nn.Module, folder: Path) -> None:
-    """Write the merged model to a folder that `AutoModelForCausalLM.from_pretrained` loads."""
-    base = model.get_base_model()
-    base.save_pretrained(folder, state_dict=dict(merged_weights(model)))
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or all of it if FSDP has spread it over the processes.
 
-
-def trained_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What training changes, by name: all a checkpoint needs beside the model it started from."""
-    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    return {name: tensor for name, tensor in model.state_dict().items() if name in trained}
+    All processes must ask for it, and in the same order: each sends its part to the others.
+    """
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -33,12 +33,13 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache, DynamicLayer
 
 from grpo import positions
-from lora import merged_weights
+from lora import merged_weights, whole
 
 CPU_SETTINGS = {  # of vLLM, where there is no GPU
     "enforce_eager": True,
@@ -216,8 +217,18 @@ class TorchSampler:
         self.eos_ids = eos_token_ids(model, tokenizer)
 
     def sync(self, model: nn.Module) -> None:
-        """Take the updated weights. Here that is the same object, so there is nothing to copy."""
-        self.model = model
+        """Take the updated weights. Usually that is the same object: there is nothing to copy.
+
+        A model that FSDP has spread over the processes cannot be sampled from. Then this sampler
+        has a whole model of its own, and what is trained is gathered and copied into it.
+        """
+        if not any(isinstance(weight, DTensor) for weight in model.parameters()):
+            self.model = model
+            return
+        for own, weight in zip(self.model.parameters(), model.parameters(), strict=True):
+            if weight.requires_grad:
+                with torch.no_grad():
+                    own.copy_(whole(weight.detach()))
 
     def sleep(self) -> None:
         """Give memory to the update. This sampler holds none between calls."""

@@ -22,6 +22,7 @@ import argparse
 import copy
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import math
 import os
@@ -32,30 +33,43 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
 import transformers
+from accelerate import Accelerator
+from accelerate.utils import (
+    DistributedType,
+    broadcast_object_list,
+    gather_object,
+)
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tasks
 from grpo import (
     LOSS_TYPES,
+    Policy,
     check_output_layer,
     group_advantages,
     grpo_loss,
     has_signal,
     importance_weights,
     loss_normalizer,
-    token_log_probs,
 )
-from lora import add_lora, load_with_adapter, save_merged, trained_weights
+from lora import add_lora, load_with_adapter, merged_weights, whole
 from pods import RULES, down_sample
 from rewards import DEFAULT_WEIGHTS, grader_stats, score
 from rollouts import Rollouts, TorchSampler, VLLMSampler
@@ -64,6 +78,7 @@ from tiny import TINY_POLICY
 PHASES = ("generate", "score", "select", "update", "sync")
 REWARD_PARTS = tuple(DEFAULT_WEIGHTS)
 DEFAULT_STEPS = 200
+PROCESS = int(os.environ.get("RANK", "0"))  # which one this is, as launchers say it
 
 
 class InputError(ValueError):
@@ -110,7 +125,9 @@ class Config:
         (1.0, 0.1, 0.1), "weights of accuracy, format and tag count; selection sees their sum"
     )
 
-    prompts_per_step: int = option(4, "P, prompts a step; more make the gradient less noisy")
+    prompts_per_step: int = option(
+        4, "P, prompts a step of each process; more make the gradient less noisy"
+    )
     temperature: float = option(1.0, "of sampling, for training and evaluation alike")
     max_prompt_tokens: int = option(512, "longer prompts are dropped")
     max_new_tokens: int | None = option(
@@ -145,6 +162,9 @@ class Config:
     eval_problems: int = option(1024, "held-out problems an evaluation uses; 0: all")
     eval_samples: int = option(1, "completions for each of them; 8 gives pass@8")
     save_every: int = option(20, "steps between checkpoints; what a killed run loses at most")
+    tracker: str | None = option(
+        None, "also log to this tracker, by Accelerate", ("tensorboard", "wandb", "trackio")
+    )
     threads: int | None = option(
         None, "CPU threads; default: 1 for models below 10M parameters, else torch's choice"
     )
@@ -161,7 +181,7 @@ def check(config: Config) -> None:
     """Raise InputError for settings that cannot work, naming the numbers and the flags."""
     for field in dataclasses.fields(config):
         value, choices = getattr(config, field.name), field.metadata["choices"]
-        if choices and value not in choices:
+        if choices and value is not None and value not in choices:
             raise InputError(f"{flag(field.name)} {value}: choose one of {', '.join(choices)}")
     if config.m < 2:
         raise InputError(f"--m {config.m} is too small: one rollout has no variance, use 2 or more")
@@ -219,7 +239,7 @@ class Parser(argparse.ArgumentParser):
     """Reports a wrong flag in one line, without the pages of usage."""
 
     def error(self, message: str) -> None:
-        self.exit(2, f"train.py: {message} (--help lists the flags)\n")
+        self.exit(2, f"train.py: {message} (--help lists the flags)\n" if PROCESS == 0 else None)
 
 
 def parse(argv: list[str] | None) -> tuple[Config, argparse.Namespace]:
@@ -305,9 +325,8 @@ def train_step(run: "Run", step: int) -> None:
     problems, prompt_ids = run.prompts(step)  # P problems, P lists of token ids
 
     with run.clock("generate"):
-        seed = derived_seed(config.seed, "rollouts", step)
         rollouts = run.sampler.generate(
-            prompt_ids, n, run.max_new_tokens, config.temperature, seed
+            prompt_ids, n, run.max_new_tokens, config.temperature, run.step_seed("rollouts", step)
         )  # [P, n, T]
     with run.clock("score"):
         completions = [text for group in rollouts.texts for text in group]
@@ -316,8 +335,8 @@ def train_step(run: "Run", step: int) -> None:
         parts = score(completions, answers, weights, run.opens_think)
         rewards = torch.tensor(parts["total"], dtype=torch.float64).view(P, n)  # [P, n]
     with run.clock("select"):
-        # Each group is decided by its own rewards alone, so processes need not communicate.
-        generator = torch.Generator().manual_seed(derived_seed(config.seed, "rule", step))
+        # Each group is decided by its own rewards alone: processes need not communicate for it.
+        generator = torch.Generator().manual_seed(run.step_seed("rule", step))
         keep = down_sample(rewards, m, config.rule, generator)  # [P, m]
         kept, kept_rewards = rollouts.select(keep), rewards.gather(-1, keep)  # [P, m]
         # Normalised once, on the kept rewards: the mean of all n is not their zero.
@@ -356,8 +375,11 @@ def update(run: "Run", kept: Rollouts, advantages: torch.Tensor) -> dict[str, fl
     computed, but they stay in the normaliser: the gradient is the paper's, only cheaper. (A KL term
     gives them a gradient, so with one they are computed.) If nothing is left, no step is made.
 
+    With several processes each brings its own rollouts, and the gradient is that of all of them
+    together. It is sent once an optimiser step, with the last micro-batch.
+
     Args:
-        run: model, optimizer, reference and config are used.
+        run: accelerator, policy, optimizer, reference and config are used.
         kept: m rollouts of each of P prompts.
         advantages: [P, m].
 
@@ -367,70 +389,103 @@ def update(run: "Run", kept: Rollouts, advantages: torch.Tensor) -> dict[str, fl
         were computed (None if none were): about 1e-6 in float32 and 1e-2 in bfloat16. More means
         that the sampler acts on other weights, or at another temperature, than are trained.
     """
-    config, model = run.config, run.model
-    cap = importance_cap(config)
+    config = run.config
     input_ids, attention_mask = kept.sequences()  # [B, L+T]
     mask = kept.mask.flatten(0, 1)  # [B, T]
     sampled = kept.log_probs.flatten(0, 1)  # [B, T], the sampler's own
     advantages = advantages.to(mask.device).flatten()  # [B]
     L = kept.prompt_ids.shape[1]
-    normalizer = loss_normalizer(mask, config.loss_type, run.max_new_tokens)
     rows = torch.arange(len(mask), device=mask.device)
     if config.beta == 0:
         rows = rows[advantages != 0]
-    batches = rows.split(config.micro_batch) if len(rows) else ()
+    batches = list(rows.split(config.micro_batch)) if len(rows) else []
+
+    # What the engines average is each process's sum over *its* share of the tokens, so all must
+    # divide by the same number: the mean share. And since a process waits for all others wherever
+    # gradients are sent, all make equally many passes: who has none left repeats a row, times 0.
+    normalizer = loss_normalizer(mask, config.loss_type, run.max_new_tokens)
+    shares = from_all(run.accelerator, normalizer, len(batches))  # [processes, 2]
+    normalizer, passes, own = shares[:, 0].mean().item(), int(shares[:, 1].max()), len(batches)
+    batches += [torch.zeros(1, dtype=torch.long, device=mask.device)] * (passes - own)
 
     def log_probs(policy: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         T = int(mask[batch].sum(-1).max())  # no need to compute what all of them have as padding
         inputs = (input_ids[batch, : L + T], attention_mask[batch, : L + T])
         autocast = config.dtype == "bfloat16"
         with torch.autocast(mask.device.type, torch.bfloat16, enabled=autocast):
-            return token_log_probs(policy, *inputs, T, config.temperature)  # [micro-batch, T]
+            return policy(*inputs, T, config.temperature)  # [micro-batch, T]
 
     # The ratio's denominator belongs to the policy that generated, fixed before the first step.
     # With a single step that is the policy of this very forward pass: no need to compute it twice.
     old = {}
     if config.epochs > 1:
         with torch.no_grad():
-            old = {i: log_probs(model, batch) for i, batch in enumerate(batches)}
+            old = {i: log_probs(run.policy, batch) for i, batch in enumerate(batches)}
 
-    stats = {"loss": 0.0, "grad_norm": 0.0, "skipped": 0 if len(rows) else 1}
+    def loss_and_gap(i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Micro-batch i's part of the loss, and |sampler's - trainer's log-prob| [tokens]."""
+        batch = batches[i]
+        current, reference = log_probs(run.policy, batch), None
+        if config.beta > 0:
+            with torch.no_grad(), run.reference_policy() as policy:
+                reference = log_probs(policy, batch)
+        before, importance = old.setdefault(i, current.detach()), None
+        inside = batch, slice(current.shape[1])  # this micro-batch in a tensor of [B, T]
+        if importance_cap(config) > 0:
+            importance = importance_weights(
+                before, sampled[inside], mask[inside], importance_cap(config)
+            )
+        loss = grpo_loss(
+            current,
+            before,
+            advantages[batch],
+            mask[inside],
+            loss_type=config.loss_type,
+            normalizer=normalizer,
+            clip=config.clip,
+            beta=config.beta,
+            ref_log_probs=reference,
+            importance=importance,
+        )
+        return loss * (i < own), (before - sampled[inside]).abs()[mask[inside]]
+
+    stats = {"loss": 0.0, "grad_norm": 0.0, "skipped": 0 if passes else 1}
     stats["logprob_gap"] = {"mean": None, "max": None}
-    for _ in range(config.epochs if len(rows) else 0):
+    for _ in range(config.epochs if passes else 0):
         run.optimizer.zero_grad()
         loss_sum, gaps = 0.0, []
-        for i, batch in enumerate(batches):
-            current, reference = log_probs(model, batch), None
-            if config.beta > 0:
-                with torch.no_grad(), run.reference_policy() as policy:
-                    reference = log_probs(policy, batch)
-            before, importance = old.setdefault(i, current.detach()), None
-            inside = batch, slice(current.shape[1])  # this micro-batch in a tensor of [B, T]
-            gaps.append((before - sampled[inside]).abs()[mask[inside]])  # [tokens]
-            if cap > 0:
-                importance = importance_weights(before, sampled[inside], mask[inside], cap)
-            loss = grpo_loss(
-                current,
-                before,
-                advantages[batch],
-                mask[inside],
-                loss_type=config.loss_type,
-                normalizer=normalizer,
-                clip=config.clip,
-                beta=config.beta,
-                ref_log_probs=reference,
-                importance=importance,
-            )
-            loss.backward()
+        for i in range(passes):
+            with once_at_the_end(run.accelerator, run.policy, i == passes - 1):
+                loss, gap = loss_and_gap(i)
+                run.accelerator.backward(loss)
             loss_sum += loss.item()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm).item()
-        gap = torch.cat(gaps)
-        stats["logprob_gap"] = {"mean": gap.mean().item(), "max": gap.max().item()}
-        stats |= {"loss": loss_sum, "grad_norm": norm}
-        if not math.isfinite(norm):  # one step along it would leave no weight finite
+            gaps += [gap] if i < own else []
+        norm = run.accelerator.clip_grad_norm_(run.policy.parameters(), config.max_grad_norm)
+        stats |= {"loss": loss_sum, "grad_norm": float(whole(norm))}
+        if gaps:
+            gap = torch.cat(gaps)
+            stats["logprob_gap"] = {"mean": gap.mean().item(), "max": gap.max().item()}
+        if not math.isfinite(stats["grad_norm"]):  # one step along it would leave no weight finite
             return stats | {"skipped": 1}
         run.optimizer.step()
     return stats
+
+
+def from_all(accelerator: Accelerator, *numbers: float) -> torch.Tensor:
+    """The numbers of every process, float64 [processes, numbers], the same for all of them."""
+    own = torch.tensor([numbers], dtype=torch.float64, device=accelerator.device)
+    return accelerator.gather(own)
+
+
+@contextmanager
+def once_at_the_end(accelerator: Accelerator, policy: nn.Module, last: bool) -> Iterator[None]:
+    """Around one micro-batch: gradients are sent to the other processes with the last one alone.
+
+    Left to itself, DDP sends all of them after every micro-batch: GRPO-GA would pay 4 times.
+    """
+    accelerator.sync_gradients = last  # DeepSpeed's engine goes by this flag, DDP and FSDP by
+    with nullcontext() if last else accelerator.no_sync(policy):  # the context
+        yield
 
 
 def examples(
@@ -466,10 +521,12 @@ def evaluate(run: "Run", data: "Data") -> dict[str, float]:
         (share without EOS); `completion_length` in tokens; `problems`, `samples`.
     """
     config, problems, k = run.config, data.problems, run.config.eval_samples
-    at_once = max(1, 512 // k)  # prompts a call, so that the memory of a call stays bounded
+    # Prompts a call: few enough for the memory, and calls enough for all processes.
+    N, process = run.accelerator.num_processes, run.accelerator.process_index
+    at_once = max(1, min(512 // k, math.ceil(len(problems) / N)))
     parts = {name: [] for name in REWARD_PARTS}
-    finished, lengths = [], []
-    for start in range(0, len(problems), at_once):
+    parts |= {"finished": [], "length": []}
+    for start in range(0, len(problems), at_once)[process::N]:
         chunk = slice(start, start + at_once)
         seed = derived_seed(config.seed, "evaluation", start)
         rollouts = run.sampler.generate(
@@ -480,8 +537,12 @@ def evaluate(run: "Run", data: "Data") -> dict[str, float]:
         scores = score(completions, answers, opens_think=run.opens_think)
         for name in REWARD_PARTS:
             parts[name] += scores[name]
-        finished += rollouts.finished.flatten().tolist()
-        lengths += rollouts.mask.sum(-1).flatten().tolist()
+        parts["finished"] += rollouts.finished.flatten().tolist()
+        parts["length"] += rollouts.mask.sum(-1).flatten().tolist()
+    # One list for all processes; the k samples of a problem stay together.
+    shares = gather_object([parts])
+    parts = {name: [value for share in shares for value in share[name]] for name in parts}
+    count = len(parts["length"])
     correct = torch.tensor(parts["accuracy"], dtype=torch.float64).view(-1, k)  # [problems, k]
     means = correct.mean(-1)
     result = {"accuracy": means.mean().item()}
@@ -491,9 +552,9 @@ def evaluate(run: "Run", data: "Data") -> dict[str, float]:
             right = correct.sum(-1).int().tolist()
             result[f"pass@{tries}"] = sum(pass_at_k(k, c, tries) for c in right) / len(right)
     return result | {
-        "format": sum(parts["format"]) / len(lengths),
-        "truncated": 1 - sum(finished) / len(lengths),
-        "completion_length": sum(lengths) / len(lengths),
+        "format": sum(parts["format"]) / count,
+        "truncated": 1 - sum(parts["finished"]) / count,
+        "completion_length": sum(parts["length"]) / count,
         "problems": len(problems),
         "samples": k,
     }
@@ -550,6 +611,24 @@ def load_model(
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 
+def make_accelerator(tracker: str | None = None, out: Path | None = None) -> Accelerator:
+    """The engine: one process as it is, several by DDP, or by what `accelerate launch` was told.
+
+    Raises:
+        InputError: the tracker's package is not installed.
+    """
+    if tracker and importlib.util.find_spec(tracker) is None:
+        raise InputError(f"--tracker {tracker} is not installed: pip install {tracker}")
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), log_with=tracker, project_dir=out)
+    asked_for_several = {"MASTER_ADDR", "ACCELERATE_USE_CPU"} <= os.environ.keys()
+    if asked_for_several and accelerator.num_processes == 1:
+        raise InputError(
+            "accelerate launch has started one process only, as it does where there is no GPU: "
+            "give it --multi_gpu too (this file then uses the CPU)"
+        )
+    return accelerator
+
+
 class Data:
     """A task's problems with their prompts rendered for one tokenizer."""
 
@@ -584,6 +663,7 @@ class Run:
 
     def __init__(self, config: Config, out: Path, resume: bool = False, train: bool = True) -> None:
         self.config, self.out = config, Path(out)
+        self.accelerator = make_accelerator(config.tracker if train else None, self.out)
         # What is trained is stored in float32: in bfloat16 an update of 5e-6 to a weight of 0.02 is
         # rounded away. Only weights that stay as they are may be stored as they are computed with.
         trains_all = train and not config.lora_rank
@@ -607,7 +687,7 @@ class Run:
         # The KL's reference is the policy as it was loaded; without a KL there is none to pay for,
         # and with an adapter it is the model without it.
         copied = train and config.beta > 0 and not config.lora_rank
-        self.reference = copy.deepcopy(self.model).eval() if copied else None
+        self.reference = Policy(copy.deepcopy(self.model).eval()) if copied else None
         if train and config.gradient_checkpointing:
             # Only in train mode, which nothing else here depends on: no layer drops out.
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -626,24 +706,30 @@ class Run:
         if not train:
             return
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]
-        self.optimizer = torch.optim.AdamW(
+        trained_count = sum(weight.numel() for weight in trained)
+        optimizer = torch.optim.AdamW(
             trained,
             lr=config.lr,
             betas=(0.9, config.adam_beta2),
             weight_decay=config.weight_decay,
+            fused=True,
         )
-        self.step, self.time, self.rows, self.stop_signal, self.failed = 0, 0.0, [], None, 0
+        self.policy, self.optimizer = self.accelerator.prepare(Policy(self.model), optimizer)
+        self.step, self.time, self.rows, self.failed = 0, 0.0, [], 0
+        self.stop_signal, self.stop_time, self.stopped = None, 0.0, False
         self.seconds = dict.fromkeys(PHASES, 0.0)
+        N = self.accelerator.num_processes
         print(
             f"model {config.model}: {parameters:,} parameters on {self.model.device}, "
-            f"{sum(weight.numel() for weight in trained):,} trained, "
-            f"{torch.get_num_threads()} CPU thread(s)\n"
+            f"{trained_count:,} trained, {torch.get_num_threads()} CPU thread(s)\n"
             f"task {config.task}: {len(self.train_data.problems)} problems, "
-            f"{config.prompts_per_step} a step, n={config.n} rollouts each, "
-            f"m={config.m} kept by {config.rule}\n"
+            f"{config.prompts_per_step} a step"
+            + (f" in each of {N} processes" if N > 1 else "")
+            + f", n={config.n} rollouts each, m={config.m} kept by {config.rule}\n"
             f"writing to {out}"
         )
         self._open(resume)
+        self.accelerator.init_trackers("pods", {k: str(v) for k, v in vars(config).items()})
 
     def _data(self, spec: str, split: str) -> Data:
         """`spec` is a task, or task=FOLDER for an evaluation task with a folder of its own."""
@@ -666,7 +752,10 @@ class Run:
         """`max_length`: the tokens that the longest prompt and completion may have together."""
         dtype, share = getattr(torch, self.config.dtype), self.config.gpu_memory_utilization
         if self.config.sampler == "torch":
-            return TorchSampler(self.model, self.tokenizer, dtype)
+            # FSDP leaves each process a part of every weight, and nobody samples from that.
+            sharded = self.accelerator.distributed_type == DistributedType.FSDP
+            model = copy.deepcopy(self.model) if sharded else self.model
+            return TorchSampler(model, self.tokenizer, dtype)
         try:
             return VLLMSampler(self.model, self.tokenizer, max_length, dtype, share)
         except ImportError as error:
@@ -681,17 +770,23 @@ class Run:
             yield self.reference
         else:
             with self.model.disable_adapter():
-                yield self.model
+                yield self.policy
 
     def prompts(self, step: int) -> tuple[list[tasks.Problem], list[list[int]]]:
-        """The P problems of a step and their token ids: position and pass follow from the step."""
+        """This process's P problems of a step and their token ids, which follow from the step."""
         count, P = len(self.train_data.problems), self.config.prompts_per_step
+        first = ((step - 1) * self.accelerator.num_processes + self.accelerator.process_index) * P
         indices = []
-        for position in range((step - 1) * P, step * P):
+        for position in range(first, first + P):
             epoch, index = divmod(position, count)
             indices.append(epoch_order(count, self.config.seed, epoch)[index])
         data = self.train_data
         return [data.problems[i] for i in indices], [data.prompt_ids[i] for i in indices]
+
+    def step_seed(self, purpose: str, step: int) -> int:
+        """A seed for this step and this process. Sharing one, all would draw the same numbers."""
+        process = self.accelerator.process_index
+        return derived_seed(self.config.seed, purpose, step, *([process] if process else []))
 
     @contextmanager
     def clock(self, phase: str) -> Iterator[None]:
@@ -708,11 +803,17 @@ class Run:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python forbids it
             for number in (signal.SIGINT, signal.SIGTERM):
                 handlers[number] = signal.signal(number, self._stop)
-        self.bar = tqdm(total=self.config.steps, initial=self.step, unit="step", disable=None)
+        # disable=None: where the output is a terminal.
+        hidden = None if self.accelerator.is_main_process else True
+        self.bar = tqdm(total=self.config.steps, initial=self.step, unit="step", disable=hidden)
         try:
             if not self.rows:
                 self._append({"step": self.step, "time": self.time} | self._evaluate())
-            while not self._done() and self.stop_signal is None:
+            while not self._done():
+                # A signal may have reached one process only; all leave after the same step.
+                if self.accelerator.check_trigger():
+                    self.stopped = True
+                    break
                 self.step += 1
                 self.seconds = dict.fromkeys(PHASES, 0.0)
                 yield self.step
@@ -723,9 +824,16 @@ class Run:
 
     def _stop(self, number: int, _frame) -> None:
         """First signal: finish the step, save, leave. Second: leave at once."""
-        self.stop_signal = number
-        signal.signal(number, signal.default_int_handler)
-        tqdm.write("stopping after this step; once more to stop at once", file=sys.stderr)
+        if self.stop_signal is not None:
+            # A launcher passes on to its processes the Ctrl-C that they had from the terminal.
+            passed_on = time.monotonic() - self.stop_time < 3
+            if self.accelerator.num_processes > 1 and passed_on:
+                return
+            raise KeyboardInterrupt
+        self.stop_signal, self.stop_time = number, time.monotonic()
+        self.accelerator.set_trigger()
+        if self.accelerator.is_main_process:
+            tqdm.write("stopping after this step; once more to stop at once", file=sys.stderr)
 
     def _done(self) -> bool:
         steps, minutes = self.config.steps, self.config.minutes
@@ -735,8 +843,9 @@ class Run:
     def record(self, stats: dict, shown: list[dict]) -> None:
         """Log the step; evaluate and save when it is time to."""
         config = self.config
-        self.time += sum(self.seconds.values())
-        row = {"step": self.step, "time": self.time} | stats | {"seconds": self.seconds}
+        stats = combined(gather_object([stats | {"seconds": self.seconds}]))
+        self.time += sum(stats["seconds"].values())
+        row = {"step": self.step, "time": self.time} | stats
         due = config.eval_every and self.step % config.eval_every == 0
         if due or self._done():
             row |= self._evaluate()
@@ -744,7 +853,7 @@ class Run:
         self.bar.set_postfix(reward=f"{row['reward']:.3f}", accuracy=f"{row['accuracy']:.3f}")
         self.bar.update()
         self.failed = self.failed + 1 if not math.isfinite(row["grad_norm"]) else 0
-        if self.failed:
+        if self.failed and self.accelerator.is_main_process:
             tqdm.write(f"step {self.step}: the gradient is not finite, no update", file=sys.stderr)
         if self.failed == 3:
             raise InputError(
@@ -767,78 +876,166 @@ class Run:
     def finish(self) -> list[dict]:
         """Save the state and the model, draw the curves, say what happened."""
         self._save()
-        save_model(self.model, self.tokenizer, self.out / "model")
+        self._save_model("model", self.model, self.model.state_dict().items())
         if self.config.merge:
-            save_model(self.model, self.tokenizer, self.out / "merged", save_merged)
-        draw_curves(self.rows, self.out / "curves.png")
-        print(summary(self.rows, self.config, self.out))
-        if self.stop_signal is not None:
+            base = self.model.get_base_model()
+            self._save_model("merged", base, merged_weights(self.model))
+        self.on_main(partial(draw_curves, self.rows, self.out / "curves.png"))
+        print(summary(self.rows, self.config, self.out, self.accelerator.num_processes))
+        # A policy that outlives its process group would wait forever for a thread of the group's.
+        self.policy = self.accelerator.free_memory(self.policy, self.optimizer)[0]
+        self.accelerator.end_training()
+        if self.stopped:
             print(f"stopped; go on with: python train.py --resume --out {self.out}")
-            raise SystemExit(128 + self.stop_signal)
+            raise SystemExit(128 + (self.stop_signal or signal.SIGTERM))
         return self.rows
+
+    def on_main(self, work: Callable[[], object]) -> object:
+        """Let the first process do it; its result, or its error, is that of all processes.
+
+        One process alone writes files. If it failed alone, the others would wait for it forever.
+        """
+        outcome = [None, None]
+        if self.accelerator.is_main_process:
+            try:
+                outcome[0] = work()
+            except (InputError, OSError) as error:
+                outcome[1] = error
+        broadcast_object_list(outcome)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
 
     # -- files
 
     def _open(self, resume: bool) -> None:
         """Make the folder of a new run, or bring an interrupted one back to its checkpoint."""
-        config_file = self.out / "config.json"
         if not resume:
-            if self.out.exists() and not self.out.is_dir():
-                raise InputError(f"--out {self.out} is a file: name a folder")
-            if self.out.exists() and any(self.out.iterdir()):
-                raise InputError(f"--out {self.out} is not empty: add --resume to go on with a run")
-            self.out.mkdir(parents=True, exist_ok=True)
-        write_atomically(config_file, json.dumps(dataclasses.asdict(self.config), indent=1))
-        if not resume:
+            self.on_main(self._make_folder)
             return
-        state = load_checkpoint(self.out / "checkpoint")
-        if state is not None:
-            if state["model"].keys() != trained_weights(self.model).keys():
-                raise InputError(f"--resume: the checkpoint in {self.out} is of another model")
-            self.model.load_state_dict(state["model"], strict=False)
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.step, self.time = state["step"], state["time"]
+        # The first process reads the files. The weights are too large to be sent as an object.
+        state = {}
+        self.rows, self.step, self.time, processes = self.on_main(partial(self._go_back, state))
+        N = self.accelerator.num_processes
+        if processes not in (None, N):
+            print(f"the run had {processes} processes and goes on with {N}: from here on it sees")
+            print("other prompts and rollouts than it would have seen")
+        if processes is not None:
+            self._set_state(state)
+        self.sampler.sync(self.model)
+        print(f"resuming after step {self.step}")
+
+    def _make_folder(self) -> None:
+        if self.out.exists() and not self.out.is_dir():
+            raise InputError(f"--out {self.out} is a file: name a folder")
+        if self.out.exists() and any(self.out.iterdir()):
+            raise InputError(f"--out {self.out} is not empty: add --resume to go on with a run")
+        self.out.mkdir(parents=True, exist_ok=True)
+        self._write_settings()
+
+    def _write_settings(self) -> None:
+        settings = json.dumps(dataclasses.asdict(self.config), indent=1)
+        write_atomically(self.out / "config.json", settings)
+
+    def _go_back(self, state: dict) -> tuple[list[dict], int, float, int | None]:
+        """Fill `state` from the checkpoint and drop what was logged after it.
+
+        Returns:
+            The rows that are left, the step and time of the checkpoint, and how many processes
+            wrote it (None: there is no checkpoint, the run begins anew).
+        """
+        self._write_settings()
+        state.update(load_checkpoint(self.out / "checkpoint") or {})
+        trained = {name for name, weight in self.model.named_parameters() if weight.requires_grad}
+        if state and not trained <= state["model"].keys():
+            raise InputError(f"--resume: the checkpoint in {self.out} is of another model")
         # Lines of steps after the checkpoint are dropped: those steps are done again.
-        last = self.step if state is not None else -1
+        last = state.get("step", -1)
         lost = [row["step"] for row in read_rows(self.out / "metrics.jsonl") if row["step"] > last]
         finished = (self.out / "model").exists()
-        if state is None and lost and (finished or max(lost) > self.config.save_every):
+        if not state and lost and (finished or max(lost) > self.config.save_every):
             raise InputError(
                 f"--resume: {self.out} holds {max(lost)} steps and no checkpoint that can be read: "
                 "start a new run in another --out"
             )
+        left = {}
         for name in ("metrics.jsonl", "rollouts.jsonl"):
-            rows = [row for row in read_rows(self.out / name) if row["step"] <= last]
-            write_atomically(self.out / name, "".join(json.dumps(row) + "\n" for row in rows))
-            if name == "metrics.jsonl":
-                self.rows = rows
-        self.sampler.sync(self.model)
-        print(f"resuming after step {self.step}")
+            left[name] = [row for row in read_rows(self.out / name) if row["step"] <= last]
+            lines = "".join(json.dumps(row) + "\n" for row in left[name])
+            write_atomically(self.out / name, lines)
+        step, seconds = state.get("step", 0), state.get("time", 0.0)
+        return left["metrics.jsonl"], step, seconds, state.get("processes")
 
     def _append(self, row: dict, shown: Sequence[dict] = ()) -> None:
+        """Log one row, and a few rollouts."""
         self.rows.append(row)
-        for name, new in (("metrics.jsonl", [row]), ("rollouts.jsonl", shown)):
-            with open(self.out / name, "a") as file:
-                file.writelines(json.dumps(line) + "\n" for line in new)
+        self.accelerator.log(flat(row), step=row["step"])
+
+        def write() -> None:
+            for name, new in (("metrics.jsonl", [row]), ("rollouts.jsonl", shown)):
+                with open(self.out / name, "a") as file:
+                    file.writelines(json.dumps(line) + "\n" for line in new)
+
+        self.on_main(write)
+
+    def _state(self) -> dict:
+        """Trained weights and optimizer, whole, on the first process; empty on the others."""
+        options = StateDictOptions(
+            full_state_dict=True, cpu_offload=True, ignore_frozen_params=True
+        )
+        state = {"model": get_model_state_dict(self.model, options=options)}
+        # DeepSpeed's optimizer is in pieces that only it can put together: its moments are lost.
+        if self.accelerator.distributed_type != DistributedType.DEEPSPEED:
+            optimizer = self.optimizer.optimizer
+            state["optimizer"] = get_optimizer_state_dict(self.model, optimizer, options=options)
+        return state
+
+    def _set_state(self, state: dict) -> None:
+        """The reverse of `_state`: the first process has it, and sends the others their part."""
+        options = StateDictOptions(
+            full_state_dict=True,
+            broadcast_from_rank0=self.accelerator.num_processes > 1,
+            strict=False,  # frozen weights are not in it
+        )
+        set_model_state_dict(self.model, state.get("model", {}), options=options)
+        if self.accelerator.distributed_type != DistributedType.DEEPSPEED:
+            optimizer = self.optimizer.optimizer
+            set_optimizer_state_dict(
+                self.model, optimizer, state.get("optimizer", {}), options=options
+            )
 
     def _save(self) -> None:
-        """Write the state under another name first: a kill at any moment leaves a whole file."""
-        folder = self.out / "checkpoint"
-        folder.mkdir(exist_ok=True)
-        path = folder / f"step_{self.step:06}.pt"
-        state = {"step": self.step, "time": self.time, "model": trained_weights(self.model)}
-        try:
-            with open(path.with_suffix(".tmp"), "wb") as file:
-                torch.save(state | {"optimizer": self.optimizer.state_dict()}, file)
-                file.flush()
-                os.fsync(file.fileno())
-        except (OSError, RuntimeError) as error:  # torch hides a full disk behind a RuntimeError
-            path.with_suffix(".tmp").unlink(missing_ok=True)
-            reason = error if isinstance(error, OSError) else error.__context__ or error
-            raise OSError(f"cannot write {path}: {reason}") from error
-        os.replace(path.with_suffix(".tmp"), path)
-        for old in sorted(folder.glob("step_*.pt"))[:-2]:  # the one before stays, as a reserve
-            old.unlink()
+        """Write a checkpoint; the one before it stays, as a reserve."""
+        progress = {"step": self.step, "time": self.time}
+        state = progress | {"processes": self.accelerator.num_processes} | self._state()
+        self.on_main(partial(save_checkpoint, state, self.out / "checkpoint"))
+
+    def _save_model(self, name: str, model: nn.Module, weights: Iterable) -> None:
+        """Write a model to a folder of the run. `weights` may be in parts on several processes."""
+        whole_weights = {}
+        for key, weight in weights:
+            weight = whole(weight)
+            if self.accelerator.is_main_process:
+                whole_weights[key] = weight
+        self.on_main(partial(save_model, model, self.tokenizer, self.out / name, whole_weights))
+
+
+def save_checkpoint(state: dict, folder: Path) -> None:
+    """Write the state under another name first: a kill at any moment leaves a whole file."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"step_{state['step']:06}.pt"
+    try:
+        with open(path.with_suffix(".tmp"), "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, RuntimeError) as error:  # torch hides a full disk behind a RuntimeError
+        path.with_suffix(".tmp").unlink(missing_ok=True)
+        reason = error if isinstance(error, OSError) else error.__context__ or error
+        raise OSError(f"cannot write {path}: {reason}") from error
+    os.replace(path.with_suffix(".tmp"), path)
+    for old in sorted(folder.glob("step_*.pt"))[:-2]:  # the one before stays, as a reserve
+        old.unlink()
 
 
 def load_checkpoint(folder: Path) -> dict | None:
@@ -869,26 +1066,56 @@ def read_rows(path: Path) -> list[dict]:
     return rows
 
 
-def save_model(model: nn.Module, tokenizer, folder: Path, save: Callable | None = None) -> None:
+def save_model(model: nn.Module, tokenizer, folder: Path, weights: dict | None = None) -> None:
     """Write a folder that `from_pretrained` loads, complete or not at all.
 
     Args:
-        save: writes the model to a folder; default: the model's own `save_pretrained`.
+        weights: by name; default: the model's own.
     """
     temporary = folder.with_name(folder.name + ".tmp")
-    if save is None:
-        model.save_pretrained(temporary)
-    else:
-        save(model, temporary)
+    model.save_pretrained(temporary, state_dict=weights)
     tokenizer.save_pretrained(temporary)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(temporary, folder)
 
 
+def combined(rows: Sequence[dict]) -> dict:
+    """One step's row from those of all processes: counts add up, the rest is averaged.
+
+    Seconds are averaged too: every process takes part in every update, so all need equally long,
+    and a process that waits for the others does that in `update`.
+    """
+    row = {}
+    for name, value in rows[0].items():
+        values = [row[name] for row in rows]
+        if isinstance(value, dict):
+            row[name] = combined(values)
+            continue
+        values = [value for value in values if value is not None]
+        if name in ("groups_without_signal", "grader_failures"):
+            row[name] = sum(values)
+        elif name in ("max", "skipped"):
+            row[name] = max(values, default=None)
+        else:
+            row[name] = sum(values) / len(values) if values else None
+    return row
+
+
+def flat(row: dict, prefix: str = "") -> dict[str, float]:
+    """The row's numbers under names like seconds/update, as trackers want them."""
+    numbers = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            numbers |= flat(value, f"{prefix}{name}/")
+        elif value is not None:
+            numbers[prefix + name] = value
+    return numbers
+
+
 # ---- what is shown at the end --------------------------------------------------------------------
 
 
-def summary(rows: Sequence[dict], config: Config, out: Path) -> str:
+def summary(rows: Sequence[dict], config: Config, out: Path, processes: int = 1) -> str:
     """Where the time went and what was learned, as a table."""
     steps = [row for row in rows if "seconds" in row]
     if not steps:
@@ -911,7 +1138,7 @@ def summary(rows: Sequence[dict], config: Config, out: Path) -> str:
         )
     idle = sum(row["groups_without_signal"] for row in steps)
     lines.append(
-        f"groups without signal: {idle} of {len(steps) * config.prompts_per_step} "
+        f"groups without signal: {idle} of {len(steps) * config.prompts_per_step * processes} "
         f"(all kept rewards equal, nothing to learn)"
     )
     lines.append(f"{out}: metrics.jsonl, rollouts.jsonl, curves.png, model/, checkpoint/")
@@ -967,24 +1194,39 @@ def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    with (
+        open(os.devnull, "w") as nowhere,
+        redirect_stdout(nowhere if PROCESS > 0 else sys.stdout),  # one process speaks for all
+    ):
+        return carry_out(argv)
+
+
+def carry_out(argv: list[str] | None) -> int:
+    """Train or evaluate; whatever the user can mend becomes one line and an exit code."""
     try:
         config, command = parse(argv)
         out = command.out or Path("runs", time.strftime("%Y%m%d-%H%M%S"))
         if command.eval_only:
             out.mkdir(parents=True, exist_ok=True)  # before the hours of work, not after
-            results = json.dumps(Run(config, out, train=False).evaluation(), indent=1)
+            run = Run(config, out, train=False)
+            results = json.dumps(run.evaluation(), indent=1)
             print(results)
-            write_atomically(out / "eval.json", results + "\n")
+            run.on_main(partial(write_atomically, out / "eval.json", results + "\n"))
             print(f"written to {out / 'eval.json'}")
         else:
             train(config, out, command.resume)
     except InputError as error:
-        print(f"train.py: {error}", file=sys.stderr)
+        if PROCESS == 0:  # it is the same for all of them
+            print(f"train.py: {error}", file=sys.stderr)
         return 2
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        # On a CPU it has no class of its own.
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in reason:
+            raise
         print(
-            f"train.py: out of memory ({str(error).splitlines()[0]}): in the update lower "
-            "--micro-batch or --m, in generation --n or --max-new-tokens",
+            f"train.py: out of memory ({reason}): in the update lower --micro-batch or --m, "
+            "in generation --n or --max-new-tokens",
             file=sys.stderr,
         )
         return 1

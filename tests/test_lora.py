@@ -8,11 +8,13 @@ import types
 import pytest
 import torch
 from conftest import random_model
+from torch import nn
 from transformers import AutoModelForCausalLM
 
+import tiny
 import train
 from grpo import grpo_loss, importance_weights, loss_normalizer, token_log_probs
-from lora import add_lora, load_with_adapter, merged_weights, save_merged, trained_weights
+from lora import add_lora, load_with_adapter, merged_weights
 from rollouts import TorchSampler, VLLMSampler
 from tiny import TINY_POLICY
 from train import Config, Run
@@ -179,6 +181,10 @@ def test_a_fresh_adapter_changes_nothing_and_alone_is_trained(kind):
     assert all(weight.grad is not None for weight in wrapped.parameters() if weight.requires_grad)
 
 
+def trained_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: w.detach() for name, w in model.named_parameters() if w.requires_grad}
+
+
 def test_the_seed_decides_the_adapter_and_the_random_state_is_left_alone():
     def first(seed):
         return next(iter(trained_weights(add_lora(random_model("qwen2"), 4, seed)).values()))
@@ -200,7 +206,7 @@ def test_merged_weights_are_those_of_a_plain_model_with_the_same_policy(tied, tm
     torch.testing.assert_close(log_probs(plain), log_probs(wrapped), atol=1e-5, rtol=0)
     for name, weight in wrapped.state_dict().items():  # no drift, however often it is done
         assert torch.equal(weight, base_before[name]), name
-    save_merged(wrapped, tmp_path / "merged")
+    train.save_model(wrapped.get_base_model(), tiny.make_tokenizer(), tmp_path / "merged", merged)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert torch.equal(log_probs(loaded), log_probs(plain))
 

@@ -1,0 +1,346 @@
+"""Several processes, started as users start them: one gradient, one set of files, one run.
+
+Launched by Accelerate, this file is also the program that those processes run: see `WORK`.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.utils import DistributedType
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
+
+import train
+from grpo import group_advantages, token_log_probs
+from lora import whole
+from rollouts import Rollouts
+from train import Config, Run
+
+ROOT = Path(__file__).parents[1]
+SMALL = dict(n=8, m=4, prompts_per_step=1, steps=6, eval_problems=17, eval_every=3, save_every=2)
+
+
+def launch(*arguments: object, processes: int = 2, flags: tuple = ("--multi_gpu",)) -> list[str]:
+    """The command of `accelerate launch`; without a GPU, train.py then takes the CPU and gloo."""
+    settings = (
+        f"--num_machines 1 --mixed_precision no --dynamo_backend no --num_processes {processes}"
+    )
+    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", *flags]
+    return [*command, *settings.split(), "--main_process_port", "0", *map(str, arguments)]
+
+
+def run_command(command: list[str], **options) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=environment, **options
+    )
+
+
+def flags(**changes) -> list[str]:
+    return [part for k, v in (SMALL | changes).items() for part in (train.flag(k), str(v))]
+
+
+def without_times(out: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in ("time", "seconds")} for row in rows]
+
+
+# ---- the work of the processes -------------------------------------------------------------------
+
+# Two prompts' rewards: both groups have a signal, or the second process has nothing to compute.
+REWARDS = {
+    "both": [[1.0, 0.0, 0.5, 0.0, 1.2], [0.2, 0.0, 0.2, 0.2, 1.0]],
+    "one": [[1.0, 0.0, 0.5, 0.0, 1.2], [0.2, 0.2, 0.2, 0.2, 0.2]],
+}
+CASES = [
+    {"loss_type": loss_type, "micro_batch": micro_batch, "rewards": rewards, "beta": beta}
+    for loss_type in ("grpo", "dapo", "dr_grpo")
+    for micro_batch in (2, 64)
+    for rewards in REWARDS
+    for beta in (0.0, 0.5)
+]
+
+
+def gradients(out: Path, P: int, mine: slice) -> tuple[Run, list[dict[str, torch.Tensor]]]:
+    """The gradient of every case, this process having the groups `mine` of the two."""
+    run = Run(Config(n=5, m=5, prompts_per_step=P, max_grad_norm=1e9), out)
+    if run.reference is None:  # away from the reference, so that the KL has a gradient
+        run.reference = train.Policy(train.load_model("tiny_policy")[0])
+        with torch.no_grad():
+            for weight in run.reference.parameters():
+                weight.mul_(1.02)
+    prompts = run.train_data.prompt_ids[:2]
+    rollouts = run.sampler.generate(prompts, 5, run.max_new_tokens, 1.0, seed=0)
+    kept = Rollouts(
+        **{
+            field.name: getattr(rollouts, field.name)[mine]
+            for field in dataclasses.fields(Rollouts)
+        }
+    )
+    run.optimizer.step = lambda: None  # look at the gradient only
+    found = []
+    for case in CASES:
+        settings = {k: v for k, v in case.items() if k != "rewards"}
+        run.config = dataclasses.replace(run.config, **settings)
+        advantages = group_advantages(torch.tensor(REWARDS[case["rewards"]]))[mine]
+        stats = train.update(run, kept, advantages)
+        grads = {name: whole(w.grad).clone() for name, w in run.model.named_parameters()}
+        found.append(grads | {"norm": torch.tensor(stats["grad_norm"])})
+    return run, found
+
+
+def work_gradients(out: Path) -> None:
+    """Gradients of two processes with one prompt each, and how often they were sent."""
+    process = int(os.environ["RANK"])
+    run, found = gradients(out, 1, slice(process, process + 1))
+    sent = []
+
+    def counting(state, bucket):
+        sent.append(bucket.index())
+        return allreduce_hook(state, bucket)
+
+    run.policy.register_comm_hook(None, counting)
+    counts = []
+    for micro_batch in (1, 64):
+        run.config = dataclasses.replace(run.config, micro_batch=micro_batch, beta=0.0)
+        _, prompt_ids = run.prompts(1)
+        kept = run.sampler.generate(prompt_ids, 5, run.max_new_tokens, 1.0, seed=0)
+        sent.clear()
+        train.update(run, kept, group_advantages(torch.tensor(REWARDS["both"][:1])))
+        counts.append(len(sent))
+    if process == 0:
+        torch.save({"gradients": found, "counts": counts}, out / "found.pt")
+
+
+def work_seeds(out: Path) -> None:
+    """Which problems and completions each process gets in three steps."""
+    run = Run(Config(**SMALL), out)
+    seen = []
+    for step in (1, 2, 3):
+        problems, prompt_ids = run.prompts(step)
+        seed = run.step_seed("rollouts", step)
+        same_prompt = run.sampler.generate(prompt_ids[:1], 4, 20, 1.0, seed)
+        seen.append({"prompts": [p.prompt for p in problems], "seed": seed, "n": same_prompt.texts})
+    everything = train.gather_object([seen])
+    if int(os.environ["RANK"]) == 0:
+        (out / "seen.json").write_text(json.dumps(everything))
+
+
+def learn(out: Path, P: int) -> list[float]:
+    """Held-out accuracy after 30 steps, three seeds."""
+    accuracies = []
+    for seed in range(3):
+        config = Config(n=32, m=8, prompts_per_step=P, steps=30, seed=seed, lr=5e-4, eval_every=0)
+        run = Run(config, out / str(seed))
+        for step in run.steps():
+            train.train_step(run, step)
+        accuracies.append(run.rows[-1]["eval_accuracy"])
+    return accuracies
+
+
+def work_learn(out: Path) -> None:
+    accuracies = learn(out, 2)
+    if int(os.environ["RANK"]) == 0:
+        (out / "accuracies.json").write_text(json.dumps(accuracies))
+
+
+def work_fsdp(out: Path) -> None:
+    """The gradient cases and a short run with every weight spread over both processes."""
+    plain = train.make_accelerator
+
+    def sharding(*arguments):
+        """What Accelerate sets up on GPUs when its configuration says FSDP."""
+        accelerator = plain(*arguments)
+        state = accelerator.state
+        state.distributed_type = DistributedType.FSDP
+        state._shared_state["distributed_type"] = DistributedType.FSDP
+        state.fsdp_plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            auto_wrap_policy="transformer_based_wrap",
+            cpu_ram_efficient_loading=False,
+            reshard_after_forward=True,
+        )
+        return accelerator
+
+    train.make_accelerator = sharding
+    process = int(os.environ["RANK"])
+    run, found = gradients(out / "gradients", 1, slice(process, process + 1))
+    assert all(isinstance(weight, DTensor) for weight in run.model.parameters())
+    if process == 0:
+        torch.save({"gradients": found}, out / "found.pt")
+    config = Config(**SMALL)
+    half = Run(dataclasses.replace(config, steps=3), out / "run")
+    for step in half.steps():
+        train.train_step(half, step)
+        assert half.rows[-1]["logprob_gap"]["max"] < 1e-4  # the sampler has the trained weights
+    half._save()
+    before = {name: whole(weight.detach()) for name, weight in half.model.named_parameters()}
+    resumed = Run(config, out / "run", resume=True)
+    for name, weight in resumed.model.named_parameters():
+        assert torch.equal(whole(weight.detach()), before[name]), name
+    moments = resumed.optimizer.state.values()
+    assert moments and all(float(whole(m["step"])) == 3 for m in moments)
+    for step in resumed.steps():
+        train.train_step(resumed, step)
+    resumed.finish()
+
+
+WORK = {"gradients": work_gradients, "seeds": work_seeds, "learn": work_learn, "fsdp": work_fsdp}
+
+
+def in_two_processes(work: str, out: Path) -> None:
+    done = run_command(launch(__file__, work, out))
+    assert done.returncode == 0, done.stderr[-5000:]
+
+
+# ---- one gradient --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("work", ["gradients", "fsdp"])
+def test_gradient_of_two_processes_is_that_of_one_with_all_prompts(tmp_path, work):
+    in_two_processes(work, tmp_path)
+    found = torch.load(tmp_path / "found.pt")
+    _, expected = gradients(tmp_path / "alone", 2, slice(0, 2))
+    for case, together, alone in zip(CASES, found["gradients"], expected, strict=True):
+        assert together.keys() == alone.keys()
+        assert alone["norm"] > 0
+        for name in alone:
+            torch.testing.assert_close(together[name], alone[name], rtol=1e-3, atol=1e-6, msg=case)
+    if work == "gradients":  # sent once, whatever the number of micro-batches
+        assert found["counts"][0] == found["counts"][1] > 0
+        return
+    # The short run under FSDP left an ordinary model, and a log without gaps.
+    assert [row["step"] for row in without_times(tmp_path / "run")] == [0, 1, 2, 3, 4, 5, 6]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    assert type(model).__name__ == "LlamaForCausalLM"
+    state = train.load_checkpoint(tmp_path / "run" / "checkpoint")
+    ids = torch.tensor([[1, 2, 3, 4, 5]])
+    before = token_log_probs(model, ids, torch.ones_like(ids), 3)
+    model.load_state_dict(state["model"], strict=False)
+    assert torch.equal(token_log_probs(model, ids, torch.ones_like(ids), 3), before)
+
+
+def test_every_process_has_its_own_prompts_and_random_numbers(tmp_path):
+    in_two_processes("seeds", tmp_path)
+    first, second = json.loads((tmp_path / "seen.json").read_text())
+    prompts = [step["prompts"][0] for process in (first, second) for step in process]
+    assert len(set(prompts)) == 6
+    assert len({step["seed"] for process in (first, second) for step in process}) == 6
+
+
+def test_two_processes_learn_like_one_with_as_many_prompts(tmp_path):
+    """Three seeds; the means differ by less than four standard errors of their difference."""
+    in_two_processes("learn", tmp_path)
+    two = torch.tensor(json.loads((tmp_path / "accuracies.json").read_text()))
+    one = torch.tensor(learn(tmp_path / "one", 4))
+    assert min(two.min(), one.min()) > 0.5  # from 0.34
+    error = ((two.var() + one.var()) / 3 + 2 * 0.015**2 / 3).sqrt()
+    assert (two.mean() - one.mean()).abs() < 4 * error, (two, one)
+
+
+# ---- one set of files ----------------------------------------------------------------------------
+
+
+def wait_for(condition, process: subprocess.Popen, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory) -> Path:
+    """An uninterrupted run of two processes, and the rows that it left."""
+    out = tmp_path_factory.mktemp("processes") / "whole"
+    done = run_command(launch(ROOT / "train.py", *flags(steps=40), "--out", out))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "in each of 2 processes" in done.stdout
+    assert done.stdout.count("writing to") == 1
+    return out
+
+
+def test_one_process_writes(whole_run):
+    assert [row["step"] for row in without_times(whole_run)] == list(range(41))
+    shown = [json.loads(line) for line in (whole_run / "rollouts.jsonl").read_text().splitlines()]
+    assert len(shown) == 40 * 4
+    assert without_times(whole_run)[-1]["eval"]["arithmetic"]["problems"] == 17
+    assert max(row["groups_without_signal"] for row in without_times(whole_run)[1:]) <= 2
+    AutoModelForCausalLM.from_pretrained(whole_run / "model")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_stopped_run_of_two_processes_is_resumed_exactly(whole_run, tmp_path, number):
+    """Killed: one process dies. SIGTERM: to the launcher. SIGINT: to all, as by a terminal."""
+    out = tmp_path / "stopped"
+    process = subprocess.Popen(
+        launch(ROOT / "train.py", *flags(steps=40), "--out", out),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    metrics = out / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 5, process)
+    if number == signal.SIGKILL:
+        children = subprocess.run(
+            ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
+        )
+        os.kill(int(children.stdout.split()[-1]), number)
+    elif number == signal.SIGTERM:
+        process.send_signal(number)
+    else:
+        os.killpg(process.pid, number)
+    output, errors = process.communicate(timeout=100)
+    assert process.returncode != 0
+    done = len(without_times(out)) - 1
+    assert done < 40
+    if number != signal.SIGKILL:
+        assert f"--resume --out {out}" in output, errors[-3000:]
+        assert (out / "checkpoint" / f"step_{done:06}.pt").exists()
+    again = run_command(launch(ROOT / "train.py", "--resume", "--out", out))
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert without_times(out) == without_times(whole_run)
+    assert (out / "rollouts.jsonl").read_text() == (whole_run / "rollouts.jsonl").read_text()
+
+
+def test_run_of_two_processes_goes_on_with_one_and_says_so(whole_run, tmp_path, capsys):
+    out = tmp_path / "run"
+    done = run_command(launch(ROOT / "train.py", *flags(steps=2), "--out", out))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert train.main(["--resume", "--out", str(out), "--steps", "4"]) == 0
+    assert "had 2 processes and goes on with 1" in capsys.readouterr().out
+    rows = without_times(out)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert rows[:3] == without_times(whole_run)[:3] or rows[2].pop("eval_accuracy")
+
+
+def test_bad_input_is_said_once(tmp_path):
+    for arguments in (("--m", 80), ("--nonsense",), ("--model", "./missing")):
+        done = run_command(launch(ROOT / "train.py", *arguments, "--out", tmp_path / "run"))
+        assert done.returncode != 0
+        assert done.stderr.count("train.py: ") == 1, done.stderr
+
+
+def test_launch_that_starts_one_process_only_is_an_error(tmp_path):
+    command = launch(ROOT / "train.py", *flags(), "--out", tmp_path / "run", flags=("--cpu",))
+    done = run_command(command)
+    assert "give it --multi_gpu too" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+if __name__ == "__main__":
+    WORK[sys.argv[1]](Path(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(0)  # the runs were not finished: their process group is not to be taken apart
