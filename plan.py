@@ -1,0 +1,466 @@
+"""What a run will be, before it is begun: the paper's settings as presets, and their memory.
+
+    config = Config(**PRESETS["gsm8k-qwen2.5-3b-l40s"])      # the paper's first setting
+    print(dry_run(config))                                   # what it would do and need, here
+    print(dry_run(config, MACHINES["gsm8k-qwen2.5-3b-l40s"]))    # and on the paper's machine
+
+Memory is what an update is dear in, and why PODS trains on m of n rollouts. It is counted, not
+guessed: `token_log_probs` runs forward and backward on tensors that have sizes and no content
+(PyTorch's FakeTensorMode), and whatever it allocates is added up for as long as it lives. That
+finds activations, what checkpointing computes again, logits, and bfloat16 copies of weights alike;
+it takes seconds, no weights and no network.
+
+Left out: time, which sizes do not tell. vLLM's own buffers, and its settings on a CPU. DDP's
+buckets, and what ZeRO and FSDP gather for a moment. The forward pass of the KL's reference.
+
+Legend: P prompts a process and step, n rollouts a prompt, m kept, S tokens of a sequence, of which
+T are the completion's, N processes.
+"""
+
+import copy
+import json
+import math
+import os
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from grpo import token_log_probs
+from lora import add_lora
+
+if TYPE_CHECKING:
+    from train import Config  # which imports this module
+
+# ---- the paper's settings ------------------------------------------------------------------------
+
+QWEN_3B, QWEN_7B = "Qwen/Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-7B-Instruct"
+LLAMA_3B = "meta-llama/Llama-3.2-3B-Instruct"
+
+ONE_GPU = {
+    # The paper's, but for two savings in its published configuration that cost exactness: there
+    # the frozen weights have 4 bits and AdamW's moments 8, here they are bfloat16 and float32.
+    "dtype": "bfloat16",
+    "lora_rank": 64,
+    "lr": 5e-6,
+    "warmup_steps": 0,  # constant from the first step on
+    "adam_beta2": 0.99,
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.1,
+    "loss_type": "grpo",
+    "beta": 0.0,
+    "temperature": 0.9,
+    "prompts_per_step": 1,
+    "max_prompt_tokens": 512,
+    "max_new_tokens": 512,
+    "reward_weights": (1.0, 0.1, 0.1),
+    "sampler": "vllm",
+    "minutes": 360.0,  # where the figures end
+    # Ours. These two decide memory and speed, and no result.
+    "micro_batch": 16,
+    "gradient_checkpointing": True,
+    "gpu_memory_utilization": 0.3,
+    "eval_every": 180,  # about half an hour, as often as the paper wrote checkpoints
+    "eval_problems": 0,  # all
+}
+EIGHT_GPUS = ONE_GPU | {
+    # The paper's. What is not published for eight GPUs (temperature, betas, weight decay, gradient
+    # norm) is one GPU's. Each process accumulates four groups of m; the authors' are of one prompt.
+    "lora_rank": 0,
+    "n": 128,
+    "m": 32,
+    "prompts_per_step": 4,  # of each process
+    "micro_batch": 32,
+    "max_new_tokens": 1024,
+    "reward_weights": (1.0, 1.0, 1.0),
+    "minutes": 30.0,
+    # Ours.
+    "eval_every": 10,
+    "save_every": 100,  # a checkpoint holds 12 bytes a weight
+}
+PRESETS: dict[str, dict[str, object]] = {
+    "cpu": {},  # the defaults: the embedded policy, a minute on a CPU
+    # GSM8K, 1 x L40S; against GRPO with n = m = 16.
+    "gsm8k-qwen2.5-3b-l40s": ONE_GPU | {"model": QWEN_3B, "task": "gsm8k", "n": 64, "m": 16},
+    # MATH, tested on MATH-500, 1 x L40S; against GRPO with n = m = 8.
+    "math-qwen2.5-3b-l40s": ONE_GPU
+    | {"model": QWEN_3B, "task": "math", "eval_task": ("math500",), "n": 32, "m": 8},
+    # GSM8K, Llama and a KL term, 1 x L40S, checkpoints every 10 minutes; against n = m = 16.
+    "gsm8k-llama3.2-3b-l40s": ONE_GPU
+    | {"model": LLAMA_3B, "task": "gsm8k", "n": 64, "m": 16}
+    | {"beta": 0.04, "minutes": 90.0, "eval_every": 60},
+    # SciKnowEval's chemistry, 1 x L40S. No logs are published; n and m are GSM8K's, by our guess.
+    "sciknoweval-qwen2.5-3b-l40s": ONE_GPU
+    | {"model": QWEN_3B, "task": "sciknoweval", "n": 64, "m": 16},
+    # GSM8K, all weights, 8 GPUs; against GRPO-GA, which is n = m = 32 with 16 prompts a process.
+    "gsm8k-qwen2.5-3b-h100": EIGHT_GPUS | {"model": QWEN_3B, "task": "gsm8k"},
+    "gsm8k-qwen2.5-7b-a100": EIGHT_GPUS | {"model": QWEN_7B, "task": "gsm8k"},
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a run takes place: N processes with `memory` bytes each."""
+
+    name: str
+    memory: int
+    processes: int = 1
+
+
+# What each preset was made for; memory as PyTorch reports it. "cpu" was made for any machine.
+MACHINES: dict[str, Machine] = {
+    name: Machine("L40S", int(44.5 * 2**30)) for name in PRESETS if name.endswith("l40s")
+} | {
+    "gsm8k-qwen2.5-3b-h100": Machine("H100", int(79.1 * 2**30), processes=8),
+    "gsm8k-qwen2.5-7b-a100": Machine("A100", int(79.1 * 2**30), processes=8),
+}
+
+
+def this_machine(processes: int = 1) -> Machine:
+    """A GPU for each process if there is one here, else this computer's memory, in equal parts."""
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_properties(0)
+        return Machine(device.name, device.total_memory, processes)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine("this computer, no GPU", memory // processes, processes)
+
+
+# ---- the model, without weights ------------------------------------------------------------------
+
+SHAPE_FIELDS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("intermediate_size", "vocab_size", "tie_word_embeddings", "max_position_embeddings"),
+)
+SHAPES = {  # from the config.json of the presets' models
+    QWEN_3B: ("qwen2", 2048, 36, 16, 2, 11008, 151936, True, 32768),
+    QWEN_7B: ("qwen2", 3584, 28, 28, 4, 18944, 152064, False, 32768),
+    LLAMA_3B: ("llama", 3072, 28, 24, 8, 8192, 128256, True, 131072),
+}
+
+
+def architecture(name: str) -> PreTrainedConfig:
+    """The configuration of a model: layers, widths, vocabulary.
+
+    Args:
+        name: `--model`: a folder of a model or an adapter, or a hub name. The presets' models are
+            known here; the config.json of another is fetched, or taken from the hub's cache.
+
+    Raises:
+        ValueError: it cannot be had.
+    """
+    if name in SHAPES:
+        kind, *shape = SHAPES[name]
+        return AutoConfig.for_model(kind, **dict(zip(SHAPE_FIELDS, shape, strict=True)))
+    # The embedded policy's folder is beside this file, wherever the command is given.
+    path = Path(name) if Path(name).is_dir() else Path(__file__).parent / name
+    adapter = path / "adapter_config.json"
+    if adapter.exists():
+        return architecture(json.loads(adapter.read_text())["base_model_name_or_path"])
+    try:
+        return AutoConfig.from_pretrained(path if path.is_dir() else name)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--model {name}: no config.json can be read there or fetched from the hub: give a "
+            f"model's folder, fetch it once with a network, or take one of {', '.join(SHAPES)}"
+        ) from error
+
+
+def empty_model(shape: PreTrainedConfig, config: "Config", layers: int | None = None) -> nn.Module:
+    """The model that `config` trains, on the meta device: sizes and no content.
+
+    Args:
+        shape: from `architecture`.
+        config: dtype, lora_rank and gradient_checkpointing are used.
+        layers: how many, instead of the shape's own number.
+    """
+    shape = copy.deepcopy(shape)
+    if layers is not None:
+        shape.num_hidden_layers = layers
+    # As in train.py: what is trained is stored in float32, what is not as it is computed with.
+    stored = getattr(torch, config.dtype) if config.lora_rank else torch.float32
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(shape, dtype=stored)
+        if config.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        if config.lora_rank:
+            model = add_lora(model, config.lora_rank)
+    return model.train()
+
+
+def fake_model(shape: PreTrainedConfig, config: "Config", layers: int) -> nn.Module:
+    """`empty_model` as one on a CPU, for all that PyTorch's operations can tell.
+
+    They choose other kernels on the meta device: attention would make all S*S scores.
+    """
+    model = empty_model(shape, config, layers)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model.to_empty(device="cpu")
+        (model.get_base_model() if config.lora_rank else model).tie_weights()
+    return model
+
+
+def longest(shape: PreTrainedConfig, config: "Config") -> tuple[int, int]:
+    """S and T of the longest sequence: as asked for, or what the model's positions leave."""
+    T = config.max_new_tokens or 512
+    S = config.max_prompt_tokens + T
+    S = min(S, getattr(shape.get_text_config(), "max_position_embeddings", None) or S)
+    return S, min(T, S - 1)
+
+
+# ---- counting ------------------------------------------------------------------------------------
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of the tensors made while it is entered: of those alive `now`, and at the `peak`.
+
+    Args:
+        known: tensors from before, not to be counted when an operation returns a view of them.
+    """
+
+    def __init__(self, known: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.alive = {tensor.untyped_storage()._cdata: None for tensor in known}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (list, tuple)) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self._add(tensor.untyped_storage())
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.alive:
+            return
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+        def freed(_) -> None:
+            self.now -= size
+            del self.alive[key]
+
+        self.alive[key] = weakref.ref(storage, freed)
+
+
+def micro_batch_bytes(
+    model: nn.Module, sequences: int, S: int, T: int, bfloat16: bool
+) -> tuple[int, int]:
+    """What a micro-batch allocates besides weights and gradients, which are there already.
+
+    Args:
+        model: from `fake_model`, or a real one; only its gradients are changed, to None.
+        sequences, S, T: all sequences have S tokens, T of them the completion's.
+        bfloat16: compute in it, as train.py does with `--dtype bfloat16`.
+
+    Returns:
+        Bytes kept between the forward and the backward pass, and bytes at the peak of both.
+    """
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    with getattr(trained[0], "fake_mode", nullcontext()):
+        input_ids = torch.zeros(sequences, S, dtype=torch.long)
+        # Padded, as most micro-batches are: attention without a mask takes less memory.
+        attention_mask = torch.ones(sequences, S, dtype=torch.long)
+        attention_mask[:, 0] = 0
+        for weight in trained:
+            weight.grad = torch.zeros_like(weight)
+        known = [*model.parameters(), *model.buffers(), *(weight.grad for weight in trained)]
+        with Allocations([*known, input_ids, attention_mask]) as allocations:
+            with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+                log_probs = token_log_probs(model, input_ids, attention_mask, T)
+            kept = allocations.now
+            log_probs.sum().backward()
+    model.zero_grad()
+    return kept, allocations.peak
+
+
+def update_bytes(shape: PreTrainedConfig, config: "Config") -> Callable[[int], int]:
+    """A function: sequences of a micro-batch -> bytes it allocates besides weights and gradients.
+
+    All layers keep the same, and the peak is one layer's or the logits', on top of what all layers
+    keep: so one and two layers are counted, and the others added. Powers of two up to 32 sequences
+    are counted; straight lines go between them, where they cannot be too low, and beyond.
+    """
+    models = [fake_model(shape, config, layers) for layers in (1, 2)]
+    more = shape.get_text_config().num_hidden_layers - 2
+    S, T = longest(shape, config)
+
+    @lru_cache
+    def counted(sequences: int) -> int:
+        bfloat16 = config.dtype == "bfloat16"
+        counts = [micro_batch_bytes(model, sequences, S, T, bfloat16) for model in models]
+        (one, _), (two, peak) = counts
+        return peak + more * (two - one)
+
+    def needed(sequences: int) -> int:
+        power = min(32, 1 << (sequences - 1).bit_length())  # the next one
+        if sequences == power:
+            return counted(power)
+        slope = (counted(power) - counted(power // 2)) / (power // 2)
+        return counted(power) + round(slope * (sequences - power))
+
+    return needed
+
+
+def cache_bytes(shape: PreTrainedConfig, config: "Config") -> tuple[int, int]:
+    """Bytes of a token's keys and values in all layers: in `TorchSampler`, and in vLLM."""
+    model = fake_model(shape, config, layers=1).eval()
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=config.dtype == "bfloat16")
+    with next(model.parameters()).fake_mode, torch.no_grad(), autocast:
+        token = torch.zeros(1, 1, dtype=torch.long)
+        (layer,) = model(input_ids=token, use_cache=True).past_key_values.layers
+    cache = layer.keys, layer.values
+    layers = shape.get_text_config().num_hidden_layers
+    in_torch, numbers = sum(part.nbytes for part in cache), sum(part.numel() for part in cache)
+    return layers * in_torch, layers * numbers * width(config)
+
+
+def width(config: "Config") -> int:
+    """Bytes of a number in the dtype of computation."""
+    return getattr(torch, config.dtype).itemsize
+
+
+def parameter_counts(shape: PreTrainedConfig, config: "Config") -> tuple[int, int]:
+    """How many parameters the model has, without an adapter, and how many are trained."""
+    weights = list(empty_model(shape, config).parameters())
+    count = sum(weight.numel() for weight in weights)
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    return count - trained if config.lora_rank else count, trained
+
+
+WEIGHTS, GRADIENTS, MOMENTS, REFERENCE = "weights", "gradients", "AdamW's moments", "KL's reference"
+# What each kind of data parallelism divides among the processes. DDP, the plain kind: nothing.
+DIVIDED = {
+    "DDP": (),
+    "ZeRO-2": (GRADIENTS, MOMENTS),
+    "FSDP": (GRADIENTS, MOMENTS, WEIGHTS, REFERENCE),
+}
+
+
+def standing_bytes(count: int, trained: int, config: "Config") -> dict[str, int]:
+    """Bytes that are there for the whole run, undivided, by what they are for.
+
+    A trained weight takes 16: itself, its gradient and two moments, all float32.
+    """
+    frozen = width(config) * count if config.lora_rank else 0
+    parts = {WEIGHTS: frozen + 4 * trained, GRADIENTS: 4 * trained, MOMENTS: 8 * trained}
+    if config.beta > 0 and not config.lora_rank:  # with an adapter it is the model without it
+        parts[REFERENCE] = 4 * count
+    return parts
+
+
+def generation_bytes(
+    shape: PreTrainedConfig, config: "Config", count: int, memory: int
+) -> dict[str, int]:
+    """Bytes that generation takes besides, by what they are for.
+
+    Args:
+        count: the model's parameters.
+        memory: of the device, in bytes.
+    """
+    rollouts, (S, _) = config.prompts_per_step * config.n, longest(shape, config)
+    in_torch, in_vllm = (S * bytes_ for bytes_ in cache_bytes(shape, config))  # for one rollout
+    if config.sampler == "torch":
+        # Logits, log-probs, and probabilities twice: by prefix, and a row for each rollout.
+        logits = 4 * 4 * rollouts * shape.get_text_config().vocab_size
+        return {f"cache of {rollouts} rollouts": rollouts * in_torch, "logits": logits}
+    weights = width(config) * count
+    cache = max(0, round(config.gpu_memory_utilization * memory) - weights)
+    at_once = min(rollouts, cache // in_vllm)  # the others wait
+    return {"vLLM weights": weights, f"vLLM cache: {at_once}/{rollouts} rollouts": cache}
+
+
+# ---- the report ----------------------------------------------------------------------------------
+
+USABLE = 0.95  # the rest is CUDA's, a sleeping vLLM's, and lost between the allocator's blocks
+
+
+def dry_run(config: "Config", machine: Machine | None = None) -> str:
+    """What a run will do, and the memory it will need, as text. Needs no weights and no network.
+
+    An estimate: exact in what it counts, but with a CPU's kernels, every sequence as long as it may
+    be, and gradients there from the start, as they are from the second micro-batch on.
+
+    Args:
+        config: the settings of the run.
+        machine: where it is to run; default: here, in one process.
+
+    Raises:
+        ValueError: nothing is known about the model, see `architecture`.
+    """
+    machine = machine or this_machine()
+    shape = architecture(config.model)
+    N, P, n = machine.processes, config.prompts_per_step, config.n
+    (S, _), (count, trained) = longest(shape, config), parameter_counts(shape, config)
+    usable, kept = USABLE * machine.memory, P * config.m
+    batch = min(kept, config.micro_batch)
+    # Lists have a number for each kind of data parallelism; one process knows only one.
+    kinds = list(DIVIDED) if N > 1 else ["DDP"]
+    parts = {
+        part: [whole // N if part in DIVIDED[kind] else whole for kind in kinds]
+        for part, whole in standing_bytes(count, trained, config).items()
+    }
+    standing = [sum(column) for column in zip(*parts.values())]
+    generation = generation_bytes(shape, config, count, machine.memory)
+    allocated = update_bytes(shape, config)
+
+    def updating(sequences: int) -> list[int]:
+        """All that is there in an update with micro-batches of this size."""
+        # After the last of them, AdamW's step makes another float32 number for each gradient.
+        more = [max(allocated(sequences), step) for step in parts[GRADIENTS]]
+        return [a + b for a, b in zip(standing, more)]
+
+    unit, name = (1e9, "GB") if standing[0] > 1e9 else (1e6, "MB")
+
+    def line(label: str, numbers: list[int], verdict: bool = False) -> str:
+        cells = [f"{number / unit:,.1f} {name}" for number in numbers]
+        if verdict:
+            fits = ["fits" if number <= usable else "out of memory" for number in numbers]
+            cells = [f"{cell} {fit}" for cell, fit in zip(cells, fits)]
+        return f"  {label:28} " + "".join(f"{cell:23}" for cell in cells).rstrip()
+
+    text = [
+        f"plan for {N} x {machine.name} ({machine.memory / 1e9:.1f} GB each)",
+        f"  {count:,} parameters, {trained:,} trained",
+        f"  a step: {N * P} prompt(s), {N * P * n} rollouts of at most {S} tokens with their "
+        f"prompt, {N * kept} kept",
+        f"  a process: {math.ceil(kept / batch)} micro-batch(es) of {batch} sequences, "
+        f"{config.epochs} optimiser step(s)",
+        "memory of a process",
+        *([" " * 31 + "".join(f"{kind:23}" for kind in kinds).rstrip()] if N > 1 else []),
+        *(line(part, column) for part, column in parts.items()),
+        line("always there", standing, True),
+        *(line(part, [whole]) for part, whole in generation.items()),
+        line("in generation", [a + sum(generation.values()) for a in standing], True),
+        line(f"micro-batch of {batch} sequences", [allocated(batch)]),
+        line("in the update", updating(batch), True),
+        "the update, if all that is kept were one micro-batch",
+    ]
+    powers = [2**i for i in range(2, 20) if 2**i < n]
+    text += [line(f"m = {m}, {P * m} sequences", updating(P * m), True) for m in [*powers, n]]
+    for i, kind in enumerate(kinds):
+        fitting = [b for b in range(1, P * n + 1) if updating(b)[i] <= usable]
+        text.append(f"{kind}: " * (N > 1) + conclusion(max(fitting, default=0), P, n))
+    return "\n".join(text)
+
+
+def conclusion(largest: int, P: int, n: int) -> str:
+    """What it means that `largest` is the largest micro-batch with enough memory, 0 for none."""
+    if not largest:
+        return "no micro-batch fits: try --gradient-checkpointing, --lora-rank, or a smaller model"
+    if largest == P * n:
+        return f"n = m = {n} fits in one micro-batch"
+    some = largest // P if largest >= 2 * P else "none"
+    return (
+        f"largest m in one micro-batch: {some}; n = m = {n} is out of memory, with --micro-batch "
+        f"{largest} it fits"
+    )

@@ -1,0 +1,362 @@
+"""Presets against the paper, and counted memory against what PyTorch really allocates."""
+
+import dataclasses
+import re
+import socket
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import random_model
+from torch.profiler import ProfilerActivity, profile
+
+import grpo
+import plan
+import train
+from lora import add_lora
+
+S, T = 64, 32
+LAYERS = 4
+WIDTHS = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": LAYERS}
+GPT2_WIDTHS = {"n_embd": 64, "n_layer": LAYERS, "n_head": 4}
+# kind of model, rank of the adapter, gradient checkpointing, dtype
+CASES = [
+    (kind, rank, checkpointing, dtype)
+    for kind in ("qwen2", "gpt2")
+    for rank in (0, 4)
+    for checkpointing in (False, True)
+    for dtype in ("float32", "bfloat16")
+    if not (kind == "gpt2" and rank)  # it has none of the seven projections
+]
+
+
+@pytest.fixture(autouse=True)
+def many_chunks(monkeypatch):
+    """So few logits at once that small models need several chunks, too."""
+    monkeypatch.setattr(grpo, "LOGITS_PER_CHUNK", 2**13)
+
+
+def small(kind="qwen2", rank=0, checkpointing=False, dtype="float32"):
+    """A real model as train.Run would prepare it, its shape, and its settings."""
+    config = train.Config(
+        lora_rank=rank,
+        gradient_checkpointing=checkpointing,
+        dtype=dtype,
+        max_prompt_tokens=S - T,
+        max_new_tokens=T,
+    )
+    widths = GPT2_WIDTHS if kind == "gpt2" else WIDTHS
+    model = random_model(kind, vocab_size=300, **widths)
+    shape = model.config
+    if rank:
+        model = model.to(getattr(torch, dtype))
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if rank:
+        model = add_lora(model, rank)
+    return model.train(), shape, config
+
+
+def padded(sequences):
+    """Token ids and attention mask of a micro-batch with padding."""
+    attention_mask = torch.ones(sequences, S, dtype=torch.long)
+    attention_mask[:, 0] = 0
+    return torch.zeros(sequences, S, dtype=torch.long), attention_mask
+
+
+def forward(model, inputs, dtype):
+    """The log-probs of a micro-batch, as train.update computes them."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        return grpo.token_log_probs(model, *inputs, T)
+
+
+# ---- presets -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", plan.PRESETS)
+def test_presets_are_settings_of_train(name):
+    values = plan.PRESETS[name]
+    fields = {field.name for field in dataclasses.fields(train.Config)}
+    assert set(values) <= fields
+    config = train.Config(**values)
+    assert {key: getattr(config, key) for key in values} == values
+    assert config.steps is None or name == "cpu"  # the paper's runs end by time
+    assert (name in plan.MACHINES) == (name != "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "task", "n", "m", "minutes", "processes"),
+    [
+        ("gsm8k-qwen2.5-3b-l40s", "Qwen/Qwen2.5-3B-Instruct", "gsm8k", 64, 16, 360, 1),
+        ("math-qwen2.5-3b-l40s", "Qwen/Qwen2.5-3B-Instruct", "math", 32, 8, 360, 1),
+        ("gsm8k-llama3.2-3b-l40s", "meta-llama/Llama-3.2-3B-Instruct", "gsm8k", 64, 16, 90, 1),
+        (
+            *("sciknoweval-qwen2.5-3b-l40s", "Qwen/Qwen2.5-3B-Instruct", "sciknoweval"),
+            *(64, 16, 360, 1),
+        ),
+        ("gsm8k-qwen2.5-3b-h100", "Qwen/Qwen2.5-3B-Instruct", "gsm8k", 128, 32, 30, 8),
+        ("gsm8k-qwen2.5-7b-a100", "Qwen/Qwen2.5-7B-Instruct", "gsm8k", 128, 32, 30, 8),
+    ],
+)
+def test_presets_have_the_papers_numbers(name, model, task, n, m, minutes, processes):
+    config = train.Config(**plan.PRESETS[name])
+    assert (config.model, config.task, config.n, config.m) == (model, task, n, m)
+    assert (config.minutes, plan.MACHINES[name].processes) == (minutes, processes)
+    assert (config.lr, config.warmup_steps, config.temperature) == (5e-6, 0, 0.9)
+    assert (config.dtype, config.loss_type, config.rule) == ("bfloat16", "grpo", "max_variance")
+    assert config.beta == (0.04 if "llama" in name else 0)
+    assert config.eval_task == (("math500",) if task == "math" else ())
+    if processes == 1:
+        assert (config.lora_rank, config.prompts_per_step, config.max_new_tokens) == (64, 1, 512)
+        assert (config.adam_beta2, config.weight_decay, config.max_grad_norm) == (0.99, 0.1, 0.1)
+        assert config.reward_weights == (1, 0.1, 0.1)
+    else:
+        assert (config.lora_rank, config.max_new_tokens) == (0, 1024)
+        assert config.reward_weights == (1, 1, 1)
+        assert config.prompts_per_step * m / config.micro_batch == 4  # accumulation steps
+        assert config.gradient_checkpointing
+
+
+# ---- counting ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "rank", "checkpointing", "dtype"), CASES)
+def test_counts_are_those_of_the_real_model(kind, rank, checkpointing, dtype):
+    real, shape, config = small(kind, rank, checkpointing, dtype)
+    sizes = (4, S, T, dtype == "bfloat16")
+    kept, peak = plan.micro_batch_bytes(real, *sizes)
+    assert plan.micro_batch_bytes(plan.fake_model(shape, config, LAYERS), *sizes) == (kept, peak)
+    # From one and two layers to four: nothing is lost.
+    assert plan.update_bytes(shape, config)(4) == peak
+
+
+@pytest.mark.parametrize(("kind", "rank", "checkpointing", "dtype"), CASES)
+def test_counts_are_what_autograd_saves_and_the_allocator_gives(kind, rank, checkpointing, dtype):
+    model, _, _ = small(kind, rank, checkpointing, dtype)
+    kept, peak = plan.micro_batch_bytes(model, 8, S, T, dtype == "bfloat16")
+
+    inputs = padded(8)
+    own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *inputs]}
+    saved = {}
+
+    def pack(tensor):
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        log_probs = forward(model, inputs, dtype)
+    bytes_saved = sum(count for pointer, count in saved.items() if pointer not in own)
+    # Checkpointed layers hold the mask, positions and rotary angles, out of sight of the hooks.
+    unseen = 8 * S * (S + 8 + 2 * 16 * 4) if checkpointing else 0
+    assert 0 <= kept - bytes_saved - log_probs.nbytes <= unseen
+
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.grad = torch.zeros_like(weight)
+    forward(model, inputs, dtype).sum().backward()  # what is made only once is made now
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        forward(model, inputs, dtype).sum().backward()
+    events = profiler.profiler.kineto_results.events()
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes() if event.name() == "[memory]" else 0
+        most = max(most, now)
+    # Kernels have scratch memory of their own, in bfloat16 more; it does not grow with the model.
+    assert peak == pytest.approx(most, rel=0.02 if dtype == "float32" else 0.1)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_what_is_kept_is_linear_in_the_micro_batch(checkpointing):
+    model, _, _ = small(checkpointing=checkpointing)
+    kept = {b: plan.micro_batch_bytes(model, b, S, T, False)[0] for b in (2, 3, 5, 8)}
+    each = kept[3] - kept[2]
+    assert each > 0
+    assert kept == {b: kept[2] + (b - 2) * each for b in kept}
+
+
+def test_between_and_beyond_the_counted_sizes_estimates_are_close_and_not_too_low():
+    model, shape, config = small()
+    estimate = plan.update_bytes(shape, config)
+    for sequences in (3, 5, 11, 24, 40, 100):
+        _, peak = plan.micro_batch_bytes(model, sequences, S, T, False)
+        assert peak <= estimate(sequences) * 1.001
+        assert estimate(sequences) == pytest.approx(peak, rel=0.05)
+
+
+def test_checkpointing_needs_less():
+    _, shape, config = small()
+    checkpointed = plan.update_bytes(shape, small(checkpointing=True)[2])
+    assert checkpointed(16) < 0.7 * plan.update_bytes(shape, config)(16)
+
+
+@pytest.mark.parametrize(("kind", "rank", "checkpointing", "dtype"), CASES[::3])
+def test_parameters_and_what_is_always_there_are_the_real_ones(kind, rank, checkpointing, dtype):
+    model, shape, config = small(kind, rank, checkpointing, dtype)
+    count, trained = plan.parameter_counts(shape, config)
+    base = random_model(kind, 300, **(GPT2_WIDTHS if kind == "gpt2" else WIDTHS))
+    assert count == base.num_parameters()
+    assert trained == sum(weight.numel() for weight in train.trained_weights(model).values())
+
+    optimizer = torch.optim.AdamW([w for w in model.parameters() if w.requires_grad])
+    forward(model, padded(2), dtype).sum().backward()
+    optimizer.step()
+    moments = [state[key] for state in optimizer.state.values() for key in state if key != "step"]
+    real = {
+        "weights": sum(weight.nbytes for weight in model.parameters()),
+        "gradients": sum(w.grad.nbytes for w in model.parameters() if w.grad is not None),
+        "AdamW's moments": sum(moment.nbytes for moment in moments),
+    }
+    assert plan.standing_bytes(count, trained, config) == real
+
+
+def test_the_kl_needs_a_second_model_unless_there_is_an_adapter():
+    for rank, copied in ((0, True), (4, False)):
+        _, shape, config = small(rank=rank, dtype="bfloat16")
+        counts = plan.parameter_counts(shape, config)
+        without = plan.standing_bytes(*counts, config)
+        config.beta = 0.04
+        added = sum(plan.standing_bytes(*counts, config).values()) - sum(without.values())
+        assert added == (4 * counts[0] if copied else 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        (plan.QWEN_3B, 3_085_938_688),
+        (plan.QWEN_7B, 7_615_616_512),
+        (plan.LLAMA_3B, 3_212_749_824),
+    ],
+)
+def test_embedded_shapes_have_the_published_parameter_counts(name, count):
+    shape = plan.architecture(name)
+    assert plan.parameter_counts(shape, train.Config()) == (count, count)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "gpt2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cache_bytes_are_those_of_a_real_cache(kind, dtype):
+    model, shape, config = small(kind, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        ids = torch.zeros(3, 10, dtype=torch.long)
+        cache = model.eval()(input_ids=ids, use_cache=True).past_key_values
+    tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    in_torch, in_vllm = plan.cache_bytes(shape, config)
+    assert 3 * 10 * in_torch == sum(tensor.nbytes for tensor in tensors)
+    width = 2 if dtype == "bfloat16" else 4
+    assert 3 * 10 * in_vllm == sum(tensor.numel() * width for tensor in tensors)
+
+
+# ---- the report ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The folder of a model, with no weights in it."""
+    random_model("qwen2", vocab_size=300, **WIDTHS).config.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def test_how_much_fits_depends_on_the_memory(folder):
+    config = train.Config(model=folder, n=32, m=4, prompts_per_step=2, micro_batch=4)
+    config.max_prompt_tokens, config.max_new_tokens = S - T, T
+    shape = plan.architecture(folder)
+    standing = 16 * plan.parameter_counts(shape, config)[0]
+    needs = plan.update_bytes(shape, config)
+    room = {None: 10**12, 20: needs(20), 0: needs(1) // 2}
+    texts = {
+        largest: plan.dry_run(config, plan.Machine("M", int((standing + more) / plan.USABLE) + 1))
+        for largest, more in room.items()
+    }
+    assert "n = m = 32 fits in one micro-batch" in texts[None]
+    assert "out of memory" not in texts[None]
+    assert "m = 32, 64 sequences" in texts[20]
+    assert re.search(r"m = 8, 16 sequences .* fits", texts[20])
+    assert re.search(r"m = 16, 32 sequences .* out of memory", texts[20])
+    assert "largest m in one micro-batch: 10; n = m = 32 is out of memory" in texts[20]
+    assert "with --micro-batch 20 it fits" in texts[20]
+    assert "no micro-batch fits" in texts[0]
+    assert re.search(r"in the update .* out of memory", texts[0])
+
+
+def test_plan_counts_over_all_processes(folder):
+    config = train.Config(model=folder, n=16, m=8, prompts_per_step=3, micro_batch=7, epochs=2)
+    text = plan.dry_run(config, plan.Machine("M", 10**10, processes=4))
+    assert "a step: 12 prompt(s), 192 rollouts of at most 64 tokens" in text
+    assert "96 kept" in text
+    assert "4 micro-batch(es) of 7 sequences, 2 optimiser step(s)" in text
+
+
+def test_what_data_parallelism_divides(folder):
+    config = train.Config(model=folder, n=8, m=4)
+    text = plan.dry_run(config, plan.Machine("M", 10**10, processes=4))
+    count = plan.parameter_counts(plan.architecture(folder), config)[0] / 1e6
+    (always,) = re.findall("always there(.*)", text)
+    numbers = [float(number) for number in re.findall(r"([\d.]+) MB", always)]
+    assert numbers == pytest.approx([16 * count, 4 * count + 3 * count, 4 * count], abs=0.06)
+    assert "DDP" not in plan.dry_run(config, plan.Machine("M", 10**10))
+
+
+def test_generation_by_vllm_is_bounded_by_its_share(folder):
+    config = train.Config(model=folder, sampler="vllm", gpu_memory_utilization=0.5, n=64, m=4)
+    shape = plan.architecture(folder)
+    count, _ = plan.parameter_counts(shape, config)
+    cache = 2 * LAYERS * 2 * 16 * 4 * 64  # keys and values, layers, heads, width, bytes, tokens
+    memory = 2 * (4 * count + 10 * cache)
+    parts = plan.generation_bytes(shape, config, count, memory)
+    assert parts == {"vLLM weights": 4 * count, "vLLM cache: 10/256 rollouts": 10 * cache}
+    parts = plan.generation_bytes(shape, config, count, 100 * memory)
+    assert "vLLM cache: 256/256 rollouts" in parts
+    config.sampler = "torch"
+    parts = plan.generation_bytes(shape, config, count, memory)
+    assert parts == {"cache of 256 rollouts": 256 * cache, "logits": 4 * 4 * 256 * 300}
+
+
+@pytest.mark.parametrize("name", ["cpu", "gsm8k-llama3.2-3b-l40s", "gsm8k-qwen2.5-7b-a100"])
+def test_presets_can_be_planned_without_weights_or_network(name, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.undo()  # the logits of large models in the usual chunks
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    config = train.Config(**plan.PRESETS[name])
+    text = plan.dry_run(config, plan.MACHINES.get(name))
+    assert f"m = {config.n}, {config.prompts_per_step * config.n} sequences" in text
+    assert max(map(len, text.splitlines())) <= 100
+    # The paper's own setting runs on the paper's machine, by one kind of parallelism at least.
+    (update,) = re.findall("in the update.*", text)
+    assert "fits" in update
+
+
+def test_this_machine_has_this_computers_memory():
+    machine = plan.this_machine(processes=2)
+    assert machine.processes == 2
+    assert machine.memory > 10**8
+
+
+# ---- where shapes come from ----------------------------------------------------------------------
+
+
+def test_shape_of_a_folder_and_of_an_adapter(folder, tmp_path):
+    assert plan.architecture(folder).num_hidden_layers == LAYERS
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(f'{{"base_model_name_or_path": "{folder}"}}')
+    assert plan.architecture(str(adapter)).num_hidden_layers == LAYERS
+
+
+def test_the_embedded_policy_is_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert plan.architecture(train.Config.model).hidden_size == 128
+
+
+@pytest.mark.parametrize("name", ["nobody/unknown-model", "no-such-folder"])
+def test_unknown_model_offline_is_a_clear_error(name):
+    with pytest.raises(ValueError, match=rf"--model {name}: no config.json .*give a model's"):
+        plan.architecture(name)
+
+
+def test_longest_sequence_stays_within_the_models_positions():
+    shape = plan.architecture(train.Config.model)
+    assert plan.longest(shape, train.Config()) == (32, 31)
+    config = SimpleNamespace(max_prompt_tokens=6, max_new_tokens=20)
+    assert plan.longest(shape, config) == (26, 20)
