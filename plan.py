@@ -405,9 +405,14 @@ def dry_run(config: "Config", machine: Machine | None = None) -> str:
     batch = min(kept, config.micro_batch)
     # Lists have a number for each kind of data parallelism; one process knows only one.
     kinds = list(DIVIDED) if N > 1 else ["DDP"]
+    # FSDP's gradients are whole until they are sent, which train.py does with the last micro-batch.
+    whole = {("FSDP", GRADIENTS)} if kept > batch else set()
     parts = {
-        part: [whole // N if part in DIVIDED[kind] else whole for kind in kinds]
-        for part, whole in standing_bytes(count, trained, config).items()
+        part: [
+            size // N if part in DIVIDED[kind] and (kind, part) not in whole else size
+            for kind in kinds
+        ]
+        for part, size in standing_bytes(count, trained, config).items()
     }
     standing = [sum(column) for column in zip(*parts.values())]
     generation = generation_bytes(shape, config, count, machine.memory)
@@ -415,9 +420,7 @@ def dry_run(config: "Config", machine: Machine | None = None) -> str:
 
     def updating(sequences: int) -> list[int]:
         """All that is there in an update with micro-batches of this size."""
-        # After the last of them, AdamW's step makes another float32 number for each gradient.
-        more = [max(allocated(sequences), step) for step in parts[GRADIENTS]]
-        return [a + b for a, b in zip(standing, more)]
+        return [there + allocated(sequences) for there in standing]
 
     unit, name = (1e9, "GB") if standing[0] > 1e9 else (1e6, "MB")
 

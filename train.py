@@ -3,7 +3,8 @@
     python train.py --n 64 --m 16                 # the embedded default: learns to carry, 1 minute
     python train.py --n 16 --m 16                 # vanilla GRPO
     python train.py --n 64 --m 64                 # GRPO-GA: all rollouts, by gradient accumulation
-    python train.py --task gsm8k --model Qwen/Qwen2.5-3B-Instruct --sampler vllm --lora-rank 64 ...
+    python train.py --preset gsm8k-qwen2.5-3b-l40s --dry-run    # the paper's: plan and memory
+    accelerate launch --num_processes 8 train.py --preset gsm8k-qwen2.5-3b-h100
     python train.py --resume --out runs/...       # go on where a run was stopped or killed
     python train.py --eval-only --model DIR --task gsm8k --eval-samples 8
 
@@ -31,6 +32,7 @@ import random
 import shutil
 import signal
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -70,6 +72,7 @@ from grpo import (
     loss_normalizer,
 )
 from lora import add_lora, load_with_adapter, merged_weights, whole
+from plan import MACHINES, PRESETS, dry_run, this_machine
 from pods import RULES, down_sample
 from rewards import DEFAULT_WEIGHTS, grader_stats, score
 from rollouts import Rollouts, TorchSampler, VLLMSampler
@@ -235,6 +238,18 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def as_flags(config: Config) -> str:
+    """All settings as flags of the command line, to read and to copy; several lines."""
+    words = []
+    for name, value in vars(config).items():
+        if value is None or value is False or value == ():
+            continue
+        values = value if isinstance(value, tuple) else () if value is True else (value,)
+        words.append("\0".join([flag(name), *map(str, values)]))  # not to be parted by a new line
+    lines = textwrap.fill(" ".join(words), 100, break_on_hyphens=False, break_long_words=False)
+    return textwrap.indent(lines.replace("\0", " "), "  ")
+
+
 class Parser(argparse.ArgumentParser):
     """Reports a wrong flag in one line, without the pages of usage."""
 
@@ -243,7 +258,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(argv: list[str] | None) -> tuple[Config, argparse.Namespace]:
-    """The configuration, and the three flags that are not part of it: out, resume, eval_only."""
+    """The configuration, and the flags that are no settings: preset, out, resume, and so on."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for field in dataclasses.fields(Config):
         kind = str(field.type)  # "<class 'int'>", "int | None", "tuple[float, ...]"
@@ -260,14 +275,22 @@ def parse(argv: list[str] | None) -> tuple[Config, argparse.Namespace]:
             default=argparse.SUPPRESS,
             help=field.metadata["help"].replace("%", "%%") + shown,
         )
+    parser.add_argument(
+        "--preset", choices=PRESETS, help="settings to start from; other flags override its own"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only print the settings, the plan and its memory"
+    )
     parser.add_argument("--out", type=Path, help="folder of the run (default: runs/ and the time)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
     parser.add_argument("--eval-only", action="store_true", help="only evaluate --model on --task")
     given = vars(parser.parse_args(argv))
-    command = argparse.Namespace(**{key: given.pop(key) for key in ("out", "resume", "eval_only")})
+    names = ("preset", "dry_run", "out", "resume", "eval_only")
+    command = argparse.Namespace(**{name: given.pop(name) for name in names})
     given = {
         key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
     }
+    given = PRESETS.get(command.preset, {}) | given
     if command.resume and command.eval_only:
         raise InputError("--eval-only evaluates --model: give --model OUT/model, not --resume")
     if command.resume:
@@ -1201,10 +1224,27 @@ def main(argv: list[str] | None = None) -> int:
         return carry_out(argv)
 
 
+def planned(config: Config, preset: str | None) -> str:
+    """The plan of `--dry-run`: for the GPUs at hand, or else for those that the preset is for."""
+    made_for = MACHINES.get(preset)
+    if made_for is None or torch.cuda.is_available():
+        processes = made_for.processes if made_for else 1
+        made_for = this_machine(int(os.environ.get("WORLD_SIZE", processes)))
+    try:
+        return dry_run(config, made_for)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
 def carry_out(argv: list[str] | None) -> int:
     """Train or evaluate; whatever the user can mend becomes one line and an exit code."""
     try:
         config, command = parse(argv)
+        origin = "of the run" if command.resume else f"from --preset {command.preset or 'cpu'}"
+        print(f"settings {origin}:\n{as_flags(config)}")
+        if command.dry_run:
+            print(planned(config, command.preset))
+            return 0
         out = command.out or Path("runs", time.strftime("%Y%m%d-%H%M%S"))
         if command.eval_only:
             out.mkdir(parents=True, exist_ok=True)  # before the hours of work, not after

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -194,6 +195,55 @@ def test_signal_saves_says_where_and_can_be_resumed(tmp_path, number):
     assert without_times(stopped) == without_times(whole)
 
 
+def test_twenty_kills_at_random_moments_change_nothing(tmp_path):
+    """kill -9 while it starts, trains, evaluates, saves or finishes: the same run in the end."""
+    settings = dict(steps=300, eval_every=20, save_every=3)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train.train(small(**settings), whole)
+    rng = random.Random(0)
+    start = [*flags(**settings), "--out", killed]
+    for _ in range(20):
+        begun = (killed / "metrics.jsonl").exists()
+        process = subprocess.Popen(
+            command(*(["--resume", "--out", killed] if begun else start)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        # From the moment on at which it has read what is there, or made the folder.
+        for line in process.stdout:
+            if line.startswith(("resuming", "writing to")):
+                break
+        else:
+            pytest.fail("it did not start")
+        time.sleep(rng.uniform(0, 0.7))
+        process.kill()
+        process.communicate()
+    assert list((killed / "checkpoint").glob("step_*.pt"))  # else nothing was gone on with
+    assert train.main(["--resume", "--out", str(killed)]) == 0
+    assert without_times(killed) == without_times(whole)
+    for name, weight in weights_of(whole).items():
+        assert torch.equal(weights_of(killed)[name], weight), name
+
+
+def test_second_ctrl_c_leaves_at_once(tmp_path):
+    process = subprocess.Popen(
+        command(*flags(steps=10**6, n=64, prompts_per_step=64), "--out", tmp_path / "run"),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, process)
+    process.send_signal(signal.SIGINT)
+    while "stopping after this step" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped at once" in error and "Traceback" not in error
+    assert not (tmp_path / "run" / "model").exists()  # that would have been the slow way out
+
+
 def test_damaged_checkpoint_is_said_and_the_one_before_it_used(tmp_path, capsys):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train.train(small(), whole)
@@ -224,6 +274,25 @@ def test_training_works_outside_the_main_thread(tmp_path):
     thread.start()
     thread.join()
     assert (tmp_path / "run" / "model").exists()
+
+
+def test_metrics_go_to_a_tracker_too(tmp_path):
+    events = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="no tensorboard"
+    )
+    rows = train.train(small(tracker="tensorboard"), tmp_path / "run")
+    log = events.EventAccumulator(str(tmp_path / "run" / "pods")).Reload()
+    assert [event.step for event in log.Scalars("reward")] == [1, 2, 3, 4, 5, 6]
+    assert [event.step for event in log.Scalars("eval_accuracy")] == [0, 3, 6]
+    for name, value in train.flat(rows[-1]).items():
+        assert log.Scalars(name)[-1].value == pytest.approx(value, rel=1e-5), name
+
+
+def test_tracker_that_is_not_installed_is_an_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train.importlib.util, "find_spec", lambda name: None)
+    assert train.main(flags(tracker="wandb", out=tmp_path / "run")) == 2
+    assert "pip install wandb" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 # ---- bad input -----------------------------------------------------------------------------------
@@ -338,6 +407,34 @@ def test_a_disk_that_is_full_is_one_line_and_leaves_no_half_checkpoint(
     assert not list((tmp_path / "run" / "checkpoint").iterdir())
 
 
+def test_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    for out in ("/proc/run", tmp_path / "file" / "run"):
+        (tmp_path / "file").touch()
+        assert train.main(flags(out=out)) in (1, 2)
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and str(out) in error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB.\nMore."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ],
+)
+def test_out_of_memory_names_the_flags_that_help(tmp_path, monkeypatch, capsys, error):
+    def full(*_):
+        raise error
+
+    monkeypatch.setattr(train, "update", full)
+    assert train.main(flags(out=tmp_path / "run")) == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "allocate" in message and "--micro-batch or --m" in message
+    monkeypatch.setattr(train, "update", lambda *_: torch.zeros(2) @ torch.zeros(3))
+    with pytest.raises(RuntimeError):  # another error is not called out of memory
+        train.main(flags(out=tmp_path / "other"))
+
+
 def test_resume_of_nothing_is_an_error(tmp_path, capsys):
     assert train.main(["--resume", "--out", str(tmp_path / "none")]) == 2
     assert "no run" in capsys.readouterr().err
@@ -359,6 +456,48 @@ def test_every_setting_is_a_flag_with_a_meaning(capsys):
     for field in dataclasses.fields(Config):
         assert train.flag(field.name) in text
         assert field.metadata["help"]
+
+
+def test_printed_settings_are_flags_that_give_the_same_settings():
+    for given in ([], ["--merge", "--lora-rank", "4"], ["--eval-task", "math500", "gsm8k=dir"]):
+        config, _ = train.parse(given)
+        printed = train.as_flags(config)
+        assert max(map(len, printed.splitlines())) <= 102
+        again, _ = train.parse(printed.split())
+        assert again == config
+
+
+def test_presets_are_printed_in_full_and_overridden_flag_by_flag(capsys):
+    given = ["--preset", "gsm8k-llama3.2-3b-l40s", "--dry-run"]
+    assert train.main([*given, "--m", "8", "--lr", "1e-6"]) == 0
+    output = capsys.readouterr().out
+    settings, _, plan = output.partition("plan for")
+    assert "from --preset gsm8k-llama3.2-3b-l40s" in settings
+    for part in (
+        "--n 64",
+        "--m 8",
+        "--lr 1e-06",
+        "--beta 0.04",
+        "meta-llama/Llama-3.2-3B-Instruct",
+    ):
+        assert part in settings
+    assert "L40S" in plan and "n = m = 64" in plan
+    defaults, _ = train.parse([])
+    assert train.parse(["--preset", "cpu"])[0] == defaults == Config()
+
+
+def test_a_dry_run_leaves_nothing_and_says_what_it_cannot_know(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["--dry-run"]) == 0
+    assert "281,600 parameters" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    assert train.main(["--dry-run", "--model", "nobody/nothing"]) == 2
+    assert "nobody/nothing" in capsys.readouterr().err
+
+
+def test_a_resumed_run_compares_the_preset_with_its_own_settings(finished, capsys):
+    assert train.main(["--resume", "--out", str(finished), "--preset", "math-qwen2.5-3b-l40s"]) == 2
+    assert "differs from the run's" in capsys.readouterr().err
 
 
 def test_flags_reach_the_configuration():
