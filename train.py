@@ -737,6 +737,11 @@ class Run:
             weight_decay=config.weight_decay,
             fused=True,
         )
+        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
+            # It clips and steps by itself, with the last micro-batch, and wants a size to report.
+            settings = self.accelerator.state.deepspeed_plugin.deepspeed_config
+            settings["gradient_clipping"] = config.max_grad_norm
+            settings["train_micro_batch_size_per_gpu"] = config.micro_batch
         self.policy, self.optimizer = self.accelerator.prepare(Policy(self.model), optimizer)
         self.step, self.time, self.rows, self.failed = 0, 0.0, [], 0
         self.stop_signal, self.stop_time, self.stopped = None, 0.0, False

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import FullyShardedDataParallelPlugin
+from accelerate import FullyShardedDataParallelPlugin, PartialState
 from accelerate.utils import DistributedType
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.tensor import DTensor
@@ -71,6 +71,9 @@ CASES = [
 ]
 
 
+FIELDS = dataclasses.fields(Rollouts)
+
+
 def gradients(out: Path, P: int, mine: slice) -> tuple[Run, list[dict[str, torch.Tensor]]]:
     """The gradient of every case, this process having the groups `mine` of the two."""
     run = Run(Config(n=5, m=5, prompts_per_step=P, max_grad_norm=1e9), out)
@@ -81,12 +84,7 @@ def gradients(out: Path, P: int, mine: slice) -> tuple[Run, list[dict[str, torch
                 weight.mul_(1.02)
     prompts = run.train_data.prompt_ids[:2]
     rollouts = run.sampler.generate(prompts, 5, run.max_new_tokens, 1.0, seed=0)
-    kept = Rollouts(
-        **{
-            field.name: getattr(rollouts, field.name)[mine]
-            for field in dataclasses.fields(Rollouts)
-        }
-    )
+    kept = Rollouts(**{field.name: getattr(rollouts, field.name)[mine] for field in FIELDS})
     run.optimizer.step = lambda: None  # look at the gradient only
     found = []
     for case in CASES:
@@ -97,6 +95,18 @@ def gradients(out: Path, P: int, mine: slice) -> tuple[Run, list[dict[str, torch
         grads = {name: whole(w.grad).clone() for name, w in run.model.named_parameters()}
         found.append(grads | {"norm": torch.tensor(stats["grad_norm"])})
     return run, found
+
+
+def updated(out: Path, P: int, mine: slice) -> tuple[Run, dict[str, torch.Tensor]]:
+    """The weights after two real updates, clipped, in several micro-batches."""
+    settings = dict(n=5, m=5, prompts_per_step=P, micro_batch=2, max_grad_norm=0.02, steps=2)
+    run = Run(Config(**settings, eval_problems=17), out)
+    rollouts = run.sampler.generate(run.train_data.prompt_ids[:2], 5, 26, 1.0, seed=0)
+    parts = {field.name: getattr(rollouts, field.name)[mine] for field in FIELDS}
+    for rewards in REWARDS.values():
+        stats = train.update(run, Rollouts(**parts), group_advantages(torch.tensor(rewards))[mine])
+        assert stats["grad_norm"] > 0.02  # it is clipped
+    return run, {name: weight.detach().clone() for name, weight in run.model.named_parameters()}
 
 
 def work_gradients(out: Path) -> None:
@@ -163,7 +173,7 @@ def work_fsdp(out: Path) -> None:
         accelerator = plain(*arguments)
         state = accelerator.state
         state.distributed_type = DistributedType.FSDP
-        state._shared_state["distributed_type"] = DistributedType.FSDP
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
         state.fsdp_plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,
             auto_wrap_policy="transformer_based_wrap",
@@ -195,7 +205,44 @@ def work_fsdp(out: Path) -> None:
     resumed.finish()
 
 
-WORK = {"gradients": work_gradients, "seeds": work_seeds, "learn": work_learn, "fsdp": work_fsdp}
+def work_deepspeed(out: Path) -> None:
+    """The weights after two updates by DeepSpeed's ZeRO-2, and a checkpoint of it."""
+    from accelerate.utils import DeepSpeedPlugin
+
+    plain = train.make_accelerator
+    process = int(os.environ["RANK"])
+
+    def zero_2(*arguments):
+        """What Accelerate sets up on GPUs when its configuration says DeepSpeed."""
+        accelerator = plain(*arguments)
+        state = accelerator.state
+        state.distributed_type = DistributedType.DEEPSPEED
+        PartialState._shared_state["distributed_type"] = DistributedType.DEEPSPEED
+        plugin = DeepSpeedPlugin(zero_stage=2, gradient_accumulation_steps=1)
+        plugin.select(_from_accelerator_state=True)
+        state.deepspeed_plugins = {"default": plugin}
+        accelerator.deepspeed_engine_wrapped = None
+        return accelerator
+
+    train.make_accelerator = zero_2
+    run, weights = updated(out / "updates", 1, slice(process, process + 1))
+    if process == 0:
+        torch.save(weights, out / "weights.pt")
+    run._save()
+    before = {name: weight.detach().clone() for name, weight in run.model.named_parameters()}
+    resumed = Run(run.config, out / "updates", resume=True)
+    for name, weight in resumed.model.named_parameters():
+        assert torch.equal(weight, before[name]), name
+    resumed.finish()
+
+
+WORK = {
+    "gradients": work_gradients,
+    "seeds": work_seeds,
+    "learn": work_learn,
+    "fsdp": work_fsdp,
+    "deepspeed": work_deepspeed,
+}
 
 
 def in_two_processes(work: str, out: Path) -> None:
@@ -228,6 +275,17 @@ def test_gradient_of_two_processes_is_that_of_one_with_all_prompts(tmp_path, wor
     before = token_log_probs(model, ids, torch.ones_like(ids), 3)
     model.load_state_dict(state["model"], strict=False)
     assert torch.equal(token_log_probs(model, ids, torch.ones_like(ids), 3), before)
+
+
+def test_updates_of_deepspeed_are_those_of_one_process(tmp_path):
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+    in_two_processes("deepspeed", tmp_path)
+    together = torch.load(tmp_path / "weights.pt")
+    _, alone = updated(tmp_path / "alone", 2, slice(0, 2))
+    start = train.load_model("tiny_policy")[0].state_dict()
+    for name, weight in alone.items():
+        torch.testing.assert_close(together[name], weight, rtol=0, atol=1e-5, msg=name)
+        assert (weight - start[name]).abs().max() > 1e-5, name
 
 
 def test_every_process_has_its_own_prompts_and_random_numbers(tmp_path):
