@@ -4,6 +4,7 @@
     python bench.py select     # the rule against torch.sort, the authors' loop and brute force
     python bench.py sampler    # tokens per second of each sampler, and the share of the prefill
     python bench.py update     # time and peak memory of the update against m
+    accelerate launch --multi_gpu --num_processes 2 bench.py accumulate    # what GRPO-GA pays there
     python bench.py peers      # one step of TRL's GRPOTrainer and of train.py; needs trl==1.16.0
     python bench.py profile    # where a step goes, and how much of the machine's peak it reaches
 
@@ -39,7 +40,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
@@ -538,6 +539,49 @@ def update(arguments: argparse.Namespace) -> dict:
     return {"tables": result}
 
 
+def accumulate(arguments: argparse.Namespace) -> dict:
+    """What GRPO-GA pays for its accumulation: more passes, smaller ones, and when to synchronise.
+
+    Run by `accelerate launch` with several processes. The update of m rollouts of each of P prompts
+    a process, in micro-batches of 16 P rows or in one, gradients sent once an update (train.py), or
+    after every micro-batch (DDP left to itself), or not at all, which shows what sending costs.
+    """
+    m, P = max(arguments.m), arguments.prompts
+    cases = {  # kept, rows of a micro-batch, when gradients are sent
+        "PODS, one pass": (16, 16 * P, "once"),
+        "GA, accumulated": (m, 16 * P, "once"),
+        "GA, sent every pass": (m, 16 * P, "every pass"),
+        "GA, never sent": (m, 16 * P, "never"),
+        "GA, one pass": (m, m * P, "once"),
+    }
+    updates = {
+        name: prepare_update(UpdateCase(kept, P, micro_batch=micro_batch))
+        for name, (kept, micro_batch, _) in cases.items()
+    }
+    once = train.once_at_the_end
+
+    def measured(name: str) -> None:
+        sent, run = cases[name][2], updates[name].args[0]
+        train.once_at_the_end = once if sent == "once" else lambda *_: nullcontext()
+        with run.accelerator.no_sync(run.policy) if sent == "never" else nullcontext():
+            updates[name]()
+        train.once_at_the_end = once
+
+    # One call at a time: more would be chosen by each process's own clock, and all must agree.
+    functions = {name: partial(measured, name) for name in updates}
+    times = interleaved(functions, arguments.rounds, least=0.0)
+    rows = [
+        {"update": name, "m": kept, "passes": math.ceil(kept * P / micro_batch), "sent": sent}
+        | {"ms": 1e3 * statistics.median(times[name])}
+        | {"time / PODS": ratio(times, name, "PODS, one pass")}
+        | {"time / accumulated": ratio(times, name, "GA, accumulated")}
+        for name, (kept, micro_batch, sent) in cases.items()
+    ]
+    count = updates["PODS, one pass"].args[0].accelerator.num_processes
+    print(table(f"update on {count} process(es), P={P} prompts each", rows))
+    return {"processes": count, "rows": rows}
+
+
 def vocabulary_rows(sizes: list[int], vocabulary: int) -> list[dict]:
     """Peak memory, and the largest float32 tensor, beside what all logits would take."""
     rows = []
@@ -701,7 +745,7 @@ class Racer(train.Run):
     """One run of train.py that can be stopped at any mark of its own clock, and started again."""
 
     def __init__(self, config: train.Config, folder: Path) -> None:
-        with redirect_stdout(io.StringIO()):
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             super().__init__(config, folder)
         self.curve = {"time": [], "step": [], "accuracy": [], "idle": []}
         self.mark()
@@ -1389,6 +1433,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     added.add_argument("--prompts", type=int, default=4, help="P")
     added.add_argument("--m", type=int, nargs="+", default=[4, 8, 16, 32, 64], help="rollouts kept")
     added.add_argument("--vocabulary", type=int, default=151_936, help="V of the third table")
+    added = command(accumulate, 15)
+    added.add_argument("--prompts", type=int, default=4, help="P of each process")
+    added.add_argument("--m", type=int, nargs=1, default=[64], help="rollouts GRPO-GA trains on")
     added = command(race)
     added.add_argument("--minutes", type=float, default=0.3, help="training time of each run")
     added.add_argument("--every", type=float, default=1.5, help="seconds between evaluations")
@@ -1426,7 +1473,11 @@ def main(argv: list[str] | None = None) -> int:
         arguments = parse(argv)
         arguments.out.mkdir(parents=True, exist_ok=True)
         torch.set_num_threads(arguments.threads)
-        write(arguments, arguments.function(arguments))
+        nowhere = io.StringIO()  # of several processes the first one speaks
+        with redirect_stdout(nowhere if train.PROCESS > 0 else sys.stdout):
+            result = arguments.function(arguments)
+        if train.PROCESS == 0:
+            write(arguments, result)
     except train.InputError as error:
         print(f"bench.py: {error}", file=sys.stderr)
         return 2

@@ -14,6 +14,7 @@ without its first token is another language. Left out: few-shot examples, mixtur
 
 import hashlib
 import json
+import os
 import random
 import re
 import sys
@@ -333,7 +334,8 @@ def _jsonl_rows(path: Path) -> dict[int, Mapping]:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr)  # stdout belongs to the results
+    if os.environ.get("RANK", "0") == "0":  # one of several processes speaks for all
+        print(line, file=sys.stderr)  # stdout belongs to the results
 
 
 # ---- rendering -----------------------------------------------------------------------------------

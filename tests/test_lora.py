@@ -227,7 +227,7 @@ def test_with_the_adapter_off_it_is_the_reference(tmp_path):
                 weight.normal_(std=0.1)
     assert run.reference is None  # no second copy of the model
     with run.reference_policy() as policy:
-        assert torch.equal(log_probs(policy), log_probs(plain))
+        assert torch.equal(log_probs(policy.model), log_probs(plain))
     assert not torch.allclose(log_probs(run.model), log_probs(plain))
 
 
