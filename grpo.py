@@ -134,11 +134,16 @@ class Policy(nn.Module):
 
     DDP, FSDP and DeepSpeed work through hooks on the forward pass of the module they wrap. A call
     of `token_log_probs(model, ...)` goes past the model's own forward pass, so they must wrap this.
+
+    Args:
+        model: as for `token_log_probs`.
+        dtype: torch.bfloat16 computes in bfloat16 whatever the weights are in. It is decided in
+            here because DeepSpeed switches off an autocast that it finds around it.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.dtype = model, dtype
         self._no_split_modules = getattr(model, "_no_split_modules", None)  # FSDP's units
 
     def forward(
@@ -149,9 +154,11 @@ class Policy(nn.Module):
         temperature: float = 1.0,
     ) -> torch.Tensor:
         """Float32 [B, T], as `token_log_probs`."""
-        return token_log_probs(
-            self.model, input_ids, attention_mask, completion_length, temperature
-        )
+        in_bfloat16 = self.dtype == torch.bfloat16
+        with torch.autocast(input_ids.device.type, torch.bfloat16, enabled=in_bfloat16):
+            return token_log_probs(
+                self.model, input_ids, attention_mask, completion_length, temperature
+            )
 
 
 def loss_normalizer(mask: torch.Tensor, loss_type: str, max_completion_length: int) -> float:

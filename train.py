@@ -81,6 +81,10 @@ from tiny import TINY_POLICY
 PHASES = ("generate", "score", "select", "update", "sync")
 REWARD_PARTS = tuple(DEFAULT_WEIGHTS)
 DEFAULT_STEPS = 200
+CHANGEABLE = (  # in a resumed run: how long, in how much memory, and what is kept of it
+    *("steps", "minutes", "micro_batch", "gradient_checkpointing", "gpu_memory_utilization"),
+    *("threads", "save_every", "tracker"),
+)
 PROCESS = int(os.environ.get("RANK", "0"))  # which one this is, as launchers say it
 
 
@@ -302,7 +306,7 @@ def parse(argv: list[str] | None) -> tuple[Config, argparse.Namespace]:
 
 
 def resumed_settings(out: Path | None, given: dict) -> dict:
-    """The settings of the run in `out`; only how long it runs may be given anew."""
+    """The settings of the run in `out`, but for those that do not change what is learned."""
     if out is None:
         raise InputError("--resume needs --out, the folder of the run to go on with")
     try:
@@ -316,10 +320,10 @@ def resumed_settings(out: Path | None, given: dict) -> dict:
     }
     stored = {k: tuple(value) if isinstance(value, list) else value for k, value in stored.items()}
     for name, value in given.items():
-        if name not in ("steps", "minutes") and value != stored[name]:
+        if name not in CHANGEABLE and value != stored[name]:
             raise InputError(
                 f"{flag(name)} {value} differs from the run's {stored[name]}: a resumed run keeps "
-                "its settings, only --steps and --minutes may change"
+                f"its settings, but for {', '.join(map(flag, CHANGEABLE))}"
             )
     if "steps" in given or "minutes" in given:
         stored |= {"steps": None, "minutes": None}
@@ -421,22 +425,12 @@ def update(run: "Run", kept: Rollouts, advantages: torch.Tensor) -> dict[str, fl
     rows = torch.arange(len(mask), device=mask.device)
     if config.beta == 0:
         rows = rows[advantages != 0]
-    batches = list(rows.split(config.micro_batch)) if len(rows) else []
-
-    # What the engines average is each process's sum over *its* share of the tokens, so all must
-    # divide by the same number: the mean share. And since a process waits for all others wherever
-    # gradients are sent, all make equally many passes: who has none left repeats a row, times 0.
-    normalizer = loss_normalizer(mask, config.loss_type, run.max_new_tokens)
-    shares = from_all(run.accelerator, normalizer, len(batches))  # [processes, 2]
-    normalizer, passes, own = shares[:, 0].mean().item(), int(shares[:, 1].max()), len(batches)
-    batches += [torch.zeros(1, dtype=torch.long, device=mask.device)] * (passes - own)
+    batches, own, normalizer = equal_passes(run, mask, rows)
 
     def log_probs(policy: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         T = int(mask[batch].sum(-1).max())  # no need to compute what all of them have as padding
         inputs = (input_ids[batch, : L + T], attention_mask[batch, : L + T])
-        autocast = config.dtype == "bfloat16"
-        with torch.autocast(mask.device.type, torch.bfloat16, enabled=autocast):
-            return policy(*inputs, T, config.temperature)  # [micro-batch, T]
+        return policy(*inputs, T, config.temperature)  # [micro-batch, T]
 
     # The ratio's denominator belongs to the policy that generated, fixed before the first step.
     # With a single step that is the policy of this very forward pass: no need to compute it twice.
@@ -472,13 +466,13 @@ def update(run: "Run", kept: Rollouts, advantages: torch.Tensor) -> dict[str, fl
         )
         return loss * (i < own), (before - sampled[inside]).abs()[mask[inside]]
 
-    stats = {"loss": 0.0, "grad_norm": 0.0, "skipped": 0 if passes else 1}
+    stats = {"loss": 0.0, "grad_norm": 0.0, "skipped": 0 if batches else 1}
     stats["logprob_gap"] = {"mean": None, "max": None}
-    for _ in range(config.epochs if passes else 0):
+    for _ in range(config.epochs if batches else 0):
         run.optimizer.zero_grad()
         loss_sum, gaps = 0.0, []
-        for i in range(passes):
-            with once_at_the_end(run.accelerator, run.policy, i == passes - 1):
+        for i in range(len(batches)):
+            with once_at_the_end(run.accelerator, run.policy, i == len(batches) - 1):
                 loss, gap = loss_and_gap(i)
                 run.accelerator.backward(loss)
             loss_sum += loss.item()
@@ -492,6 +486,31 @@ def update(run: "Run", kept: Rollouts, advantages: torch.Tensor) -> dict[str, fl
             return stats | {"skipped": 1}
         run.optimizer.step()
     return stats
+
+
+def equal_passes(
+    run: "Run", mask: torch.Tensor, rows: torch.Tensor
+) -> tuple[list[torch.Tensor], int, float]:
+    """The update's micro-batches, so that the processes together compute one gradient.
+
+    What engines average is each process's sum over *its* share of the tokens, so all must divide by
+    the same number: the mean share. And where gradients are sent a process waits for all others, so
+    all make equally many passes: who has fewer micro-batches repeats a row, to be weighted 0.
+
+    Args:
+        mask: [B, T] of all that this process kept.
+        rows: which of the B have a gradient.
+
+    Returns:
+        Row numbers of each pass; how many passes are this process's own; the loss's normaliser.
+    """
+    config = run.config
+    batches = list(rows.split(config.micro_batch)) if len(rows) else []
+    normalizer = loss_normalizer(mask, config.loss_type, run.max_new_tokens)
+    shares = from_all(run.accelerator, normalizer, len(batches))  # [processes, 2]
+    idle = int(shares[:, 1].max()) - len(batches)
+    first_row = torch.zeros(1, dtype=torch.long, device=mask.device)
+    return batches + [first_row] * idle, len(batches), shares[:, 0].mean().item()
 
 
 def from_all(accelerator: Accelerator, *numbers: float) -> torch.Tensor:
@@ -689,8 +708,8 @@ class Run:
         self.accelerator = make_accelerator(config.tracker if train else None, self.out)
         # What is trained is stored in float32: in bfloat16 an update of 5e-6 to a weight of 0.02 is
         # rounded away. Only weights that stay as they are may be stored as they are computed with.
-        trains_all = train and not config.lora_rank
-        stored = torch.float32 if trains_all else getattr(torch, config.dtype)
+        trains_all, dtype = train and not config.lora_rank, getattr(torch, config.dtype)
+        stored = torch.float32 if trains_all else dtype
         self.model, self.tokenizer = load_model(config.model, stored)
         parameters = self.model.num_parameters()
         torch.set_num_threads(
@@ -710,7 +729,7 @@ class Run:
         # The KL's reference is the policy as it was loaded; without a KL there is none to pay for,
         # and with an adapter it is the model without it.
         copied = train and config.beta > 0 and not config.lora_rank
-        self.reference = Policy(copy.deepcopy(self.model).eval()) if copied else None
+        self.reference = Policy(copy.deepcopy(self.model).eval(), dtype) if copied else None
         if train and config.gradient_checkpointing:
             # Only in train mode, which nothing else here depends on: no layer drops out.
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -742,7 +761,7 @@ class Run:
             settings = self.accelerator.state.deepspeed_plugin.deepspeed_config
             settings["gradient_clipping"] = config.max_grad_norm
             settings["train_micro_batch_size_per_gpu"] = config.micro_batch
-        self.policy, self.optimizer = self.accelerator.prepare(Policy(self.model), optimizer)
+        self.policy, self.optimizer = self.accelerator.prepare(Policy(self.model, dtype), optimizer)
         self.step, self.time, self.rows, self.failed = 0, 0.0, [], 0
         self.stop_signal, self.stop_time, self.stopped = None, 0.0, False
         self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -1270,8 +1289,8 @@ def carry_out(argv: list[str] | None) -> int:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in reason:
             raise
         print(
-            f"train.py: out of memory ({reason}): in the update lower --micro-batch or --m, "
-            "in generation --n or --max-new-tokens",
+            f"train.py: out of memory ({reason}): in the update lower --micro-batch (a resumed "
+            "run may, too) or --m, in generation --n or --max-new-tokens",
             file=sys.stderr,
         )
         return 1

@@ -398,6 +398,22 @@ def test_launch_that_starts_one_process_only_is_an_error(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_bench_measures_accumulation_in_all_processes_and_one_reports(tmp_path):
+    command = launch(ROOT / "bench.py", "accumulate", "--rounds", 2, "--m", 32, "--out", tmp_path)
+    done = run_command(command)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("update on 2 process(es)") == 1
+    result = json.loads((tmp_path / "accumulate.json").read_text())
+    assert result["processes"] == 2
+    assert [(row["m"], row["passes"], row["sent"]) for row in result["rows"]] == [
+        (16, 1, "once"),
+        (32, 2, "once"),
+        (32, 2, "every pass"),
+        (32, 2, "never"),
+        (32, 1, "once"),
+    ]
+
+
 if __name__ == "__main__":
     WORK[sys.argv[1]](Path(sys.argv[2]))
     sys.stdout.flush()

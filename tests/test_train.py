@@ -261,6 +261,16 @@ def test_resume_refuses_other_settings(finished, capsys):
     assert "--lr 0.1 differs" in capsys.readouterr().err
 
 
+def test_resumed_run_may_change_what_does_not_change_the_gradient(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train.train(small(), whole)
+    train.train(small(steps=3), parts)
+    smaller = ["--steps", "6", "--micro-batch", "3", "--save-every", "1"]
+    assert train.main(["--resume", "--out", str(parts), *smaller]) == 0
+    for name, weight in weights_of(whole).items():
+        torch.testing.assert_close(weights_of(parts)[name], weight, rtol=0, atol=1e-5)
+
+
 def test_minutes_limit_ends_the_run(tmp_path):
     rows = train.train(small(steps=None, minutes=0.01), tmp_path / "run")
     assert rows[-1]["time"] >= 0.6
@@ -429,7 +439,7 @@ def test_out_of_memory_names_the_flags_that_help(tmp_path, monkeypatch, capsys, 
     monkeypatch.setattr(train, "update", full)
     assert train.main(flags(out=tmp_path / "run")) == 1
     message = capsys.readouterr().err.splitlines()[-1]
-    assert "allocate" in message and "--micro-batch or --m" in message
+    assert "allocate" in message and "--micro-batch" in message and "--m," in message
     monkeypatch.setattr(train, "update", lambda *_: torch.zeros(2) @ torch.zeros(3))
     with pytest.raises(RuntimeError):  # another error is not called out of memory
         train.main(flags(out=tmp_path / "other"))
