@@ -156,9 +156,10 @@ class Policy(nn.Module):
         """Float32 [B, T], as `token_log_probs`."""
         in_bfloat16 = self.dtype == torch.bfloat16
         with torch.autocast(input_ids.device.type, torch.bfloat16, enabled=in_bfloat16):
-            return token_log_probs(
+            log_probs = token_log_probs(
                 self.model, input_ids, attention_mask, completion_length, temperature
             )
+        return log_probs.clone()  # not a view, on which FSDP's hooks could be lost
 
 
 def loss_normalizer(mask: torch.Tensor, loss_type: str, max_completion_length: int) -> float:
