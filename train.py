@@ -993,8 +993,7 @@ class Run:
         """
         self._write_settings()
         state.update(load_checkpoint(self.out / "checkpoint") or {})
-        trained = {name for name, weight in self.model.named_parameters() if weight.requires_grad}
-        if state and not trained <= state["model"].keys():
+        if state and state["model"].keys() != self._trained():
             raise InputError(f"--resume: the checkpoint in {self.out} is of another model")
         # Lines of steps after the checkpoint are dropped: those steps are done again.
         last = state.get("step", -1)
@@ -1025,12 +1024,19 @@ class Run:
 
         self.on_main(write)
 
+    def _trained(self) -> set[str]:
+        """The names of what is trained."""
+        return {name for name, weight in self.model.named_parameters() if weight.requires_grad}
+
     def _state(self) -> dict:
         """Trained weights and optimizer, whole, on the first process; empty on the others."""
         options = StateDictOptions(
             full_state_dict=True, cpu_offload=True, ignore_frozen_params=True
         )
-        state = {"model": get_model_state_dict(self.model, options=options)}
+        # Tied weights come under both names; the one that is no parameter's has no need to be kept.
+        trained = self._trained()
+        weights = get_model_state_dict(self.model, options=options)
+        state = {"model": {name: weights[name] for name in weights if name in trained}}
         # DeepSpeed's optimizer is in pieces that only it can put together: its moments are lost.
         if self.accelerator.distributed_type != DistributedType.DEEPSPEED:
             optimizer = self.optimizer.optimizer
