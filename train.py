@@ -425,6 +425,9 @@ def update(run: "Run", kept: Rollouts, advantages: torch.Tensor) -> dict[str, fl
     rows = torch.arange(len(mask), device=mask.device)
     if config.beta == 0:
         rows = rows[advantages != 0]
+    # A micro-batch is as long as its longest row: rows of like length together leave less padding
+    # to compute. The longest come first, so that what does not fit the memory shows at once.
+    rows = rows[mask.sum(-1)[rows].argsort(descending=True, stable=True)]
     batches, own, normalizer = equal_passes(run, mask, rows)
 
     def log_probs(policy: nn.Module, batch: torch.Tensor) -> torch.Tensor:
