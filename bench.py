@@ -1105,7 +1105,7 @@ def difficulty(arguments: argparse.Namespace, base: train.Config, marks: list[fl
     spacing, figures = arguments.every / 4, new_figure(len(starts))
     for forget, ax in zip(starts, figures[1]):
         raced = {arm: {lr: runs[f"{arm} {forget:g} {lr:g}"] for lr in grid} for arm in arms}
-        first = raced["pods"][base.lr][0]["curve"]["accuracy"][0]
+        first = statistics.fmean(run["curve"]["accuracy"][0] for run in raced["pods"][base.lr])
         costs, gains = standings(raced, ["grpo"], spacing)
         show_standings(f"a student who forgets {forget:.0%}, {first:.1%} right", costs, gains)
         result["starts"][forget] = {"start": first, "costs": costs, "gains": gains, "runs": raced}
