@@ -6,6 +6,7 @@ Launched by Accelerate, this file is also the program that those processes run: 
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import FullyShardedDataParallelPlugin, PartialState
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
 from accelerate.utils import DistributedType
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.tensor import DTensor
@@ -408,6 +411,26 @@ def test_launch_that_starts_one_process_only_is_an_error(tmp_path):
     done = run_command(command)
     assert "give it --multi_gpu too" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_configurations_in_the_readme_are_accelerates(tmp_path):
+    """Its loader refuses keys that it does not know, and its launcher has flags for the rest."""
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    configurations = {}
+    for block in blocks:
+        path = tmp_path / "config.yaml"
+        path.write_text(block)
+        loaded = load_config_from_file(str(path))
+        configurations[loaded.distributed_type.value] = loaded
+    fsdp, deepspeed = configurations["FSDP"], configurations["DEEPSPEED"]
+    assert fsdp.num_processes == deepspeed.num_processes == 8
+    assert fsdp.mixed_precision == deepspeed.mixed_precision == "no"
+    assert fsdp.fsdp_config["fsdp_version"] == 2
+    assert fsdp.fsdp_config["fsdp_cpu_ram_efficient_loading"] is False
+    known = vars(launch_command_parser().parse_args(["train.py"]))
+    assert fsdp.fsdp_config.keys() <= known.keys()
+    assert deepspeed.deepspeed_config.keys() <= known.keys()
+    assert deepspeed.deepspeed_config["zero_stage"] == 2
 
 
 def test_bench_measures_accumulation_in_all_processes_and_one_reports(tmp_path):
