@@ -447,7 +447,8 @@ def update_only(model: nn.Module, config: train.Config, max_new_tokens: int) -> 
     """As much of a train.Run as `train.update` needs."""
     accelerator = train.make_accelerator()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
-    policy, optimizer = accelerator.prepare(Policy(model, getattr(torch, config.dtype)), optimizer)
+    policy = Policy(model, getattr(torch, config.dtype))
+    policy, optimizer = train.distribute(accelerator, policy, optimizer, config)
     return SimpleNamespace(
         config=config,
         accelerator=accelerator,

@@ -10,8 +10,8 @@ guessed: `token_log_probs` runs forward and backward on tensors that have sizes 
 finds activations, what checkpointing computes again, logits, and bfloat16 copies of weights alike;
 it takes seconds, no weights and no network.
 
-Left out: time, which sizes do not tell. vLLM's own buffers, and its settings on a CPU. DDP's
-buckets, and what ZeRO and FSDP gather for a moment. The forward pass of the KL's reference.
+Left out: time, which sizes do not tell. vLLM's own buffers, and its settings on a CPU. What ZeRO
+and FSDP gather for a moment. The forward pass of the KL's reference.
 
 Legend: P prompts a process and step, n rollouts a prompt, m kept, S tokens of a sequence, of which
 T are the completion's, N processes.
@@ -85,7 +85,7 @@ EIGHT_GPUS = ONE_GPU | {
     "minutes": 30.0,
     # Ours.
     "eval_every": 10,
-    "save_every": 100,  # a checkpoint holds 12 bytes a weight
+    "save_every": 20,  # a checkpoint holds 12 bytes a weight
 }
 PRESETS: dict[str, dict[str, object]] = {
     "cpu": {},  # the defaults: the embedded policy, a minute on a CPU
@@ -342,7 +342,7 @@ WEIGHTS, GRADIENTS, MOMENTS, REFERENCE = "weights", "gradients", "AdamW's moment
 DIVIDED = {
     "DDP": (),
     "ZeRO-2": (GRADIENTS, MOMENTS),
-    "FSDP": (GRADIENTS, MOMENTS, WEIGHTS, REFERENCE),
+    "FSDP": (GRADIENTS, MOMENTS, WEIGHTS),
 }
 
 
@@ -406,14 +406,18 @@ def dry_run(config: "Config", machine: Machine | None = None) -> str:
     # Lists have a number for each kind of data parallelism; one process knows only one.
     kinds = list(DIVIDED) if N > 1 else ["DDP"]
     # FSDP's gradients are whole until they are sent, which train.py does with the last micro-batch.
-    whole = {("FSDP", GRADIENTS)} if kept > batch else set()
+    undivided = {("FSDP", GRADIENTS)} if kept > batch else set()
     parts = {
         part: [
-            size // N if part in DIVIDED[kind] and (kind, part) not in whole else size
+            size // N if part in DIVIDED[kind] and (kind, part) not in undivided else size
             for kind in kinds
         ]
         for part, size in standing_bytes(count, trained, config).items()
     }
+    if N > 1:
+        parts["ZeRO's own weights"] = [0, 4 * trained // N, 0]  # its share, to step from
+        if config.sampler == "torch":  # parts of weights cannot be sampled from
+            parts["FSDP's sampler"] = [0, 0, parts[WEIGHTS][0]]
     standing = [sum(column) for column in zip(*parts.values())]
     generation = generation_bytes(shape, config, count, machine.memory)
     allocated = update_bytes(shape, config)
@@ -442,7 +446,7 @@ def dry_run(config: "Config", machine: Machine | None = None) -> str:
         *([" " * 31 + "".join(f"{kind:23}" for kind in kinds).rstrip()] if N > 1 else []),
         *(line(part, column) for part, column in parts.items()),
         line("always there", standing, True),
-        *(line(part, [whole]) for part, whole in generation.items()),
+        *(line(part, [size]) for part, size in generation.items()),
         line("in generation", [a + sum(generation.values()) for a in standing], True),
         line(f"micro-batch of {batch} sequences", [allocated(batch)]),
         line("in the update", updating(batch), True),

@@ -4,7 +4,7 @@
     python train.py --n 16 --m 16                 # vanilla GRPO
     python train.py --n 64 --m 64                 # GRPO-GA: all rollouts, by gradient accumulation
     python train.py --preset gsm8k-qwen2.5-3b-l40s --dry-run    # the paper's: plan and memory
-    accelerate launch --num_processes 8 train.py --preset gsm8k-qwen2.5-3b-h100
+    accelerate launch --multi_gpu --num_processes 8 train.py --preset gsm8k-qwen2.5-3b-h100
     python train.py --resume --out runs/...       # go on where a run was stopped or killed
     python train.py --eval-only --model DIR --task gsm8k --eval-samples 8
 
@@ -38,6 +38,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -45,7 +46,9 @@ import torch
 import transformers
 from accelerate import Accelerator
 from accelerate.utils import (
+    DistributedDataParallelKwargs,
     DistributedType,
+    InitProcessGroupKwargs,
     broadcast_object_list,
     gather_object,
 )
@@ -85,7 +88,8 @@ CHANGEABLE = (  # in a resumed run: how long, in how much memory, and what is ke
     *("steps", "minutes", "micro_batch", "gradient_checkpointing", "gpu_memory_utilization"),
     *("threads", "save_every", "tracker"),
 )
-PROCESS = int(os.environ.get("RANK", "0"))  # which one this is, as launchers say it
+# Which process this is, as launchers say it: needed before there is an accelerator to ask.
+PROCESS = int(os.environ.get("RANK", "0"))
 
 
 class InputError(ValueError):
@@ -528,8 +532,9 @@ def once_at_the_end(accelerator: Accelerator, policy: nn.Module, last: bool) -> 
 
     Left to itself, DDP sends all of them after every micro-batch: GRPO-GA would pay 4 times.
     """
-    accelerator.sync_gradients = last  # DeepSpeed's engine goes by this flag, DDP and FSDP by
-    with nullcontext() if last else accelerator.no_sync(policy):  # the context
+    # DDP and FSDP go by the context, DeepSpeed's engine by the flag.
+    accelerator.sync_gradients = last
+    with nullcontext() if last else accelerator.no_sync(policy):
         yield
 
 
@@ -664,7 +669,17 @@ def make_accelerator(tracker: str | None = None, out: Path | None = None) -> Acc
     """
     if tracker and importlib.util.find_spec(tracker) is None:
         raise InputError(f"--tracker {tracker} is not installed: pip install {tracker}")
-    accelerator = Accelerator(cpu=not torch.cuda.is_available(), log_with=tracker, project_dir=out)
+    accelerator = Accelerator(
+        cpu=not torch.cuda.is_available(),
+        log_with=tracker,
+        project_dir=out,
+        kwargs_handlers=[
+            # Else DDP would hold every gradient a second time, to send it.
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            # All others wait while the first process writes a large model to a slow disk.
+            InitProcessGroupKwargs(timeout=timedelta(hours=2)),
+        ],
+    )
     asked_for_several = {"MASTER_ADDR", "ACCELERATE_USE_CPU"} <= os.environ.keys()
     if asked_for_several and accelerator.num_processes == 1:
         raise InputError(
@@ -672,6 +687,29 @@ def make_accelerator(tracker: str | None = None, out: Path | None = None) -> Acc
             "give it --multi_gpu too (this file then uses the CPU)"
         )
     return accelerator
+
+
+def distribute(
+    accelerator: Accelerator, policy: Policy, optimizer: torch.optim.Optimizer, config: Config
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Policy and optimizer as the engine wraps them; unchanged with one process.
+
+    Raises:
+        InputError: an engine that leaves no whole weights to sample from or to save.
+    """
+    state = accelerator.state
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise InputError("FSDP of version 1 is not supported: set fsdp_version: 2, see README.md")
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        if state.deepspeed_plugin.zero_stage > 2:
+            raise InputError("ZeRO-3 is not supported: set zero_stage: 2, or use FSDP")
+        # It clips and steps by itself, with the last micro-batch, and wants a size to report.
+        state.deepspeed_plugin.deepspeed_config |= {
+            "gradient_clipping": config.max_grad_norm,
+            "train_micro_batch_size_per_gpu": config.micro_batch,
+            "gradient_accumulation_steps": 1,  # else it would divide every loss by it
+        }
+    return accelerator.prepare(policy, optimizer)
 
 
 class Data:
@@ -759,12 +797,8 @@ class Run:
             weight_decay=config.weight_decay,
             fused=True,
         )
-        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
-            # It clips and steps by itself, with the last micro-batch, and wants a size to report.
-            settings = self.accelerator.state.deepspeed_plugin.deepspeed_config
-            settings["gradient_clipping"] = config.max_grad_norm
-            settings["train_micro_batch_size_per_gpu"] = config.micro_batch
-        self.policy, self.optimizer = self.accelerator.prepare(Policy(self.model, dtype), optimizer)
+        policy = Policy(self.model, dtype)
+        self.policy, self.optimizer = distribute(self.accelerator, policy, optimizer, config)
         self.step, self.time, self.rows, self.failed = 0, 0.0, [], 0
         self.stop_signal, self.stop_time, self.stopped = None, 0.0, False
         self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -779,7 +813,12 @@ class Run:
             f"writing to {out}"
         )
         self._open(resume)
-        self.accelerator.init_trackers("pods", {k: str(v) for k, v in vars(config).items()})
+        try:
+            self.accelerator.init_trackers("pods", {k: str(v) for k, v in vars(config).items()})
+        except Exception as error:  # each tracker raises its own: no account, no network
+            if not resume and self.accelerator.is_main_process:
+                (self.out / "config.json").unlink()  # so that the command can be given again
+            raise InputError(f"--tracker {config.tracker}: {error}") from error
 
     def _data(self, spec: str, split: str) -> Data:
         """`spec` is a task, or task=FOLDER for an evaluation task with a folder of its own."""
@@ -788,6 +827,7 @@ class Run:
         return Data(name, split, source, self.tokenizer, self.config)
 
     def _max_new_tokens(self, longest_prompt: int) -> int:
+        """As asked for, or what the model's positions leave."""
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         room = (limit or math.inf) - longest_prompt
         wanted = self.config.max_new_tokens or min(512, max(room, 0))
@@ -803,9 +843,8 @@ class Run:
         dtype, share = getattr(torch, self.config.dtype), self.config.gpu_memory_utilization
         if self.config.sampler == "torch":
             # FSDP leaves each process a part of every weight, and nobody samples from that.
-            sharded = self.accelerator.distributed_type == DistributedType.FSDP
-            model = copy.deepcopy(self.model) if sharded else self.model
-            return TorchSampler(model, self.tokenizer, dtype)
+            own = copy.deepcopy(self.model) if self._by(DistributedType.FSDP) else self.model
+            return TorchSampler(own, self.tokenizer, dtype)
         try:
             return VLLMSampler(self.model, self.tokenizer, max_length, dtype, share)
         except ImportError as error:
@@ -886,6 +925,7 @@ class Run:
             tqdm.write("stopping after this step; once more to stop at once", file=sys.stderr)
 
     def _done(self) -> bool:
+        """Whether --steps or --minutes are over."""
         steps, minutes = self.config.steps, self.config.minutes
         by_steps = steps is not None and self.step >= steps
         return by_steps or (minutes is not None and self.time >= 60 * minutes)
@@ -963,19 +1003,21 @@ class Run:
         if not resume:
             self.on_main(self._make_folder)
             return
-        # The first process reads the files. The weights are too large to be sent as an object.
-        state = {}
-        self.rows, self.step, self.time, processes = self.on_main(partial(self._go_back, state))
-        N = self.accelerator.num_processes
-        if processes not in (None, N):
-            print(f"the run had {processes} processes and goes on with {N}: from here on it sees")
+        # The first process reads the files; what it knows of them is sent to all.
+        state = {}  # of the first process: weights are too large to be sent as an object
+        found = self.on_main(partial(self._go_back, state))
+        self.rows, self.step, self.time = found["rows"], found["step"], found["time"]
+        N, before = self.accelerator.num_processes, found["processes"]
+        if before != N:
+            print(f"the run had {before} process(es) and goes on with {N}: from here on it sees")
             print("other prompts and rollouts than it would have seen")
-        if processes is not None:
-            self._set_state(state)
+        if found["checkpoint"]:
+            self._set_state(state, found["moments"])
         self.sampler.sync(self.model)
         print(f"resuming after step {self.step}")
 
     def _make_folder(self) -> None:
+        """The folder of a new run, empty but for its settings."""
         if self.out.exists() and not self.out.is_dir():
             raise InputError(f"--out {self.out} is a file: name a folder")
         if self.out.exists() and any(self.out.iterdir()):
@@ -984,15 +1026,16 @@ class Run:
         self._write_settings()
 
     def _write_settings(self) -> None:
+        """config.json."""
         settings = json.dumps(dataclasses.asdict(self.config), indent=1)
         write_atomically(self.out / "config.json", settings)
 
-    def _go_back(self, state: dict) -> tuple[list[dict], int, float, int | None]:
-        """Fill `state` from the checkpoint and drop what was logged after it.
+    def _go_back(self, state: dict) -> dict:
+        """Fill `state` from the checkpoint, and drop what was logged after it.
 
         Returns:
-            The rows that are left, the step and time of the checkpoint, and how many processes
-            wrote it (None: there is no checkpoint, the run begins anew).
+            `checkpoint`: is there one; else the run begins anew. `moments`: are AdamW's in it.
+            Its `step`, `time` and number of `processes`. `rows`: of metrics.jsonl, up to it.
         """
         self._write_settings()
         state.update(load_checkpoint(self.out / "checkpoint") or {})
@@ -1012,8 +1055,10 @@ class Run:
             left[name] = [row for row in read_rows(self.out / name) if row["step"] <= last]
             lines = "".join(json.dumps(row) + "\n" for row in left[name])
             write_atomically(self.out / name, lines)
-        step, seconds = state.get("step", 0), state.get("time", 0.0)
-        return left["metrics.jsonl"], step, seconds, state.get("processes")
+        found = {"checkpoint": bool(state), "moments": "optimizer" in state}
+        found |= {"rows": left["metrics.jsonl"], "step": state.get("step", 0)}
+        found |= {"time": state.get("time", 0.0)}
+        return found | {"processes": state.get("processes", self.accelerator.num_processes)}
 
     def _append(self, row: dict, shown: Sequence[dict] = ()) -> None:
         """Log one row, and a few rollouts."""
@@ -1041,12 +1086,12 @@ class Run:
         weights = get_model_state_dict(self.model, options=options)
         state = {"model": {name: weights[name] for name in weights if name in trained}}
         # DeepSpeed's optimizer is in pieces that only it can put together: its moments are lost.
-        if self.accelerator.distributed_type != DistributedType.DEEPSPEED:
+        if not self._by(DistributedType.DEEPSPEED):
             optimizer = self.optimizer.optimizer
             state["optimizer"] = get_optimizer_state_dict(self.model, optimizer, options=options)
         return state
 
-    def _set_state(self, state: dict) -> None:
+    def _set_state(self, state: dict, moments: bool) -> None:
         """The reverse of `_state`: the first process has it, and sends the others their part."""
         options = StateDictOptions(
             full_state_dict=True,
@@ -1054,11 +1099,18 @@ class Run:
             strict=False,  # frozen weights are not in it
         )
         set_model_state_dict(self.model, state.get("model", {}), options=options)
-        if self.accelerator.distributed_type != DistributedType.DEEPSPEED:
-            optimizer = self.optimizer.optimizer
-            set_optimizer_state_dict(
-                self.model, optimizer, state.get("optimizer", {}), options=options
-            )
+        optimizer, by_deepspeed = self.optimizer.optimizer, self._by(DistributedType.DEEPSPEED)
+        if by_deepspeed:  # it steps from a copy of its own, and would bring the old weights back
+            optimizer.refresh_fp32_params()
+        if moments and not by_deepspeed:
+            moments = state.get("optimizer", {})
+            set_optimizer_state_dict(self.model, optimizer, moments, options=options)
+        else:
+            print("AdamW's moments start anew: DeepSpeed keeps them in a form of its own")
+
+    def _by(self, engine: DistributedType) -> bool:
+        """Whether this engine moves the gradients."""
+        return self.accelerator.distributed_type == engine
 
     def _save(self) -> None:
         """Write a checkpoint; the one before it stays, as a reserve."""
@@ -1068,9 +1120,15 @@ class Run:
 
     def _save_model(self, name: str, model: nn.Module, weights: Iterable) -> None:
         """Write a model to a folder of the run. `weights` may be in parts on several processes."""
+        names = {name for name, _ in model.named_parameters()}
+        twice = {name for name, _ in model.named_parameters(remove_duplicate=False)} - names
         whole_weights = {}
         for key, weight in weights:
-            weight = whole(weight)
+            # With an adapter only that is written. Tied weights are written once.
+            frozen = self.config.lora_rank and key in names and key not in self._trained()
+            if key in twice or (frozen and model is self.model):
+                continue
+            weight = whole(weight).cpu()  # not all of them at once in the memory of a GPU
             if self.accelerator.is_main_process:
                 whole_weights[key] = weight
         self.on_main(partial(save_model, model, self.tokenizer, self.out / name, whole_weights))
@@ -1273,6 +1331,11 @@ def carry_out(argv: list[str] | None) -> int:
     """Train or evaluate; whatever the user can mend becomes one line and an exit code."""
     try:
         config, command = parse(argv)
+    except InputError as error:
+        if PROCESS == 0:  # the others read the same command line
+            print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    try:
         origin = "of the run" if command.resume else f"from --preset {command.preset or 'cpu'}"
         print(f"settings {origin}:\n{as_flags(config)}")
         if command.dry_run:
@@ -1280,7 +1343,8 @@ def carry_out(argv: list[str] | None) -> int:
             return 0
         out = command.out or Path("runs", time.strftime("%Y%m%d-%H%M%S"))
         if command.eval_only:
-            out.mkdir(parents=True, exist_ok=True)  # before the hours of work, not after
+            if PROCESS == 0:
+                out.mkdir(parents=True, exist_ok=True)  # before the hours of work, not after
             run = Run(config, out, train=False)
             results = json.dumps(run.evaluation(), indent=1)
             print(results)
@@ -1289,8 +1353,9 @@ def carry_out(argv: list[str] | None) -> int:
         else:
             train(config, out, command.resume)
     except InputError as error:
-        if PROCESS == 0:  # it is the same for all of them
-            print(f"train.py: {error}", file=sys.stderr)
+        # Most are the same for all processes, but a folder may be missing on one machine only.
+        which = f"process {PROCESS}: " if PROCESS > 0 else ""
+        print(f"train.py: {which}{error}", file=sys.stderr)
         return 2
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
