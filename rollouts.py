@@ -233,6 +233,9 @@ class TorchSampler:
     def sleep(self) -> None:
         """Give memory to the update. This sampler holds none between calls."""
 
+    def close(self) -> None:
+        """End it. There is nothing to end here."""
+
     def generate(
         self,
         prompts: Sequence[Sequence[int]],

@@ -972,7 +972,9 @@ class Run:
             self._save_model("merged", base, merged_weights(self.model))
         self.on_main(partial(draw_curves, self.rows, self.out / "curves.png"))
         print(summary(self.rows, self.config, self.out, self.accelerator.num_processes))
-        # A policy that outlives its process group would wait forever for a thread of the group's.
+        # In this order: an engine ends its own process groups, and a policy that outlives its group
+        # would wait forever for a thread of the group's.
+        self.sampler.close()
         self.policy = self.accelerator.free_memory(self.policy, self.optimizer)[0]
         self.accelerator.end_training()
         if self.stopped:

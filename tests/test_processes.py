@@ -414,6 +414,15 @@ def test_run_of_two_processes_goes_on_with_one_and_says_so(whole_run, tmp_path, 
     assert 0 < max(drift) < 2 * 2 * 3e-4  # two steps of AdamW away, not a run of its own
 
 
+def test_each_process_has_a_vllm_engine_of_its_own(tmp_path):
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    out = tmp_path / "run"
+    done = run_command(launch(ROOT / "train.py", *flags(sampler="vllm", steps=3), "--out", out))
+    assert done.returncode == 0, done.stderr[-5000:]
+    gaps = [row["logprob_gap"]["max"] for row in without_times(out)[1:]]
+    assert max(gap for gap in gaps if gap is not None) < 1e-3  # both act on the trained weights
+
+
 def test_engines_that_leave_no_whole_weights_are_refused():
     fsdp_1 = SimpleNamespace(distributed_type=DistributedType.FSDP, is_fsdp2=False, state=None)
     plugin = SimpleNamespace(zero_stage=3)
