@@ -436,7 +436,8 @@ def dry_run(config: "Config", machine: Machine | None = None) -> str:
         return f"  {label:28} " + "".join(f"{cell:23}" for cell in cells).rstrip()
 
     text = [
-        f"plan for {N} x {machine.name} ({machine.memory / 1e9:.1f} GB each)",
+        f"plan for {N} x {machine.name} ({machine.memory / 1e9:.1f} GB each, {usable / 1e9:.1f} to "
+        "be counted on)",
         f"  {count:,} parameters, {trained:,} trained",
         f"  a step: {N * P} prompt(s), {N * P * n} rollouts of at most {S} tokens with their "
         f"prompt, {N * kept} kept",
@@ -456,18 +457,22 @@ def dry_run(config: "Config", machine: Machine | None = None) -> str:
     text += [line(f"m = {m}, {P * m} sequences", updating(P * m), True) for m in [*powers, n]]
     for i, kind in enumerate(kinds):
         fitting = [b for b in range(1, P * n + 1) if updating(b)[i] <= usable]
-        text.append(f"{kind}: " * (N > 1) + conclusion(max(fitting, default=0), P, n))
+        found = conclusion(max(fitting, default=0), config, N)
+        text.append(f"{kind}: " * (N > 1) + found)
     return "\n".join(text)
 
 
-def conclusion(largest: int, P: int, n: int) -> str:
+def conclusion(largest: int, config: "Config", processes: int) -> str:
     """What it means that `largest` is the largest micro-batch with enough memory, 0 for none."""
+    n, kept = config.n, config.prompts_per_step * config.m
     if not largest:
-        return "no micro-batch fits: try --gradient-checkpointing, --lora-rank, or a smaller model"
-    if largest == P * n:
+        cures = [] if config.gradient_checkpointing else ["--gradient-checkpointing"]
+        cures += [] if config.lora_rank else ["--lora-rank"]
+        cures += ["FSDP or ZeRO-2 (README.md)"] if processes > 1 else []
+        return f"no micro-batch fits: try {', '.join([*cures, 'a smaller model'])}"
+    if largest == config.prompts_per_step * n:
         return f"n = m = {n} fits in one micro-batch"
-    some = largest // P if largest >= 2 * P else "none"
-    return (
-        f"largest m in one micro-batch: {some}; n = m = {n} is out of memory, with --micro-batch "
-        f"{largest} it fits"
-    )
+    yours = min(kept, config.micro_batch)
+    verdict = "fits" if yours <= largest else "out of memory"
+    all_in_one = f"n = m = {n} in one: out of memory"
+    return f"--micro-batch up to {largest} fits ({yours}: {verdict}); {all_in_one}"

@@ -11,7 +11,7 @@
 Read `train_step` first: one screen, the paper's algorithm phase by phase. The baselines are
 settings of the same loop, not other code.
 
-Everything random is a function of (seed, step): the prompts, the rollouts, the random rule. A run
+Everything random is a function of (seed, step, process): prompts, rollouts, the random rule. A run
 that is resumed needs no generator state to repeat exactly what the uninterrupted one did.
 
 Legend: P prompts, n rollouts a prompt, m kept, B = P*m sequences, L prompt and T completion tokens.
@@ -387,6 +387,7 @@ def train_step(run: "Run", step: int) -> None:
         "accuracy": sum(parts["accuracy"]) / len(completions),
         "completion_length": rollouts.mask.sum(-1).double().mean().item(),
         "truncated": 1 - rollouts.finished.double().mean().item(),
+        "groups": P,
         "groups_without_signal": int((~has_signal(kept_rewards)).sum()),
         "grader_failures": grader_failures() - failures,
     }
@@ -571,9 +572,10 @@ def evaluate(run: "Run", data: "Data") -> dict[str, float]:
         (share without EOS); `completion_length` in tokens; `problems`, `samples`.
     """
     config, problems, k = run.config, data.problems, run.config.eval_samples
-    # Prompts a call: few enough for the memory, and calls enough for all processes.
+    # Prompts a call: few enough for the memory, and the same number whatever the number of
+    # processes, so that it decides nothing but who does which call.
     N, process = run.accelerator.num_processes, run.accelerator.process_index
-    at_once = max(1, min(512 // k, math.ceil(len(problems) / N)))
+    at_once = max(1, 128 // k)
     parts = {name: [] for name in REWARD_PARTS}
     parts |= {"finished": [], "length": []}
     for start in range(0, len(problems), at_once)[process::N]:
@@ -802,13 +804,14 @@ class Run:
         self.step, self.time, self.rows, self.failed = 0, 0.0, [], 0
         self.stop_signal, self.stop_time, self.stopped = None, 0.0, False
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        N = self.accelerator.num_processes
+        N, engine = self.accelerator.num_processes, self.accelerator.distributed_type.value
+        engine = "DDP" if engine.startswith("MULTI") else engine
         print(
             f"model {config.model}: {parameters:,} parameters on {self.model.device}, "
             f"{trained_count:,} trained, {torch.get_num_threads()} CPU thread(s)\n"
             f"task {config.task}: {len(self.train_data.problems)} problems, "
             f"{config.prompts_per_step} a step"
-            + (f" in each of {N} processes" if N > 1 else "")
+            + (f" in each of {N} processes ({engine})" if N > 1 else "")
             + f", n={config.n} rollouts each, m={config.m} kept by {config.rule}\n"
             f"writing to {out}"
         )
@@ -922,7 +925,9 @@ class Run:
         self.stop_signal, self.stop_time = number, time.monotonic()
         self.accelerator.set_trigger()
         if self.accelerator.is_main_process:
-            tqdm.write("stopping after this step; once more to stop at once", file=sys.stderr)
+            later = ", in 3 seconds or later," if self.accelerator.num_processes > 1 else ""
+            message = f"stopping after this step; once more{later} to stop at once"
+            tqdm.write(message, file=sys.stderr)
 
     def _done(self) -> bool:
         """Whether --steps or --minutes are over."""
@@ -971,14 +976,16 @@ class Run:
             base = self.model.get_base_model()
             self._save_model("merged", base, merged_weights(self.model))
         self.on_main(partial(draw_curves, self.rows, self.out / "curves.png"))
-        print(summary(self.rows, self.config, self.out, self.accelerator.num_processes))
+        print(summary(self.rows, self.out))
         # In this order: an engine ends its own process groups, and a policy that outlives its group
         # would wait forever for a thread of the group's.
         self.sampler.close()
         self.policy = self.accelerator.free_memory(self.policy, self.optimizer)[0]
         self.accelerator.end_training()
         if self.stopped:
-            print(f"stopped; go on with: python train.py --resume --out {self.out}")
+            N = self.accelerator.num_processes
+            start = "python" if N == 1 else f"the same launcher ({N} processes) and"
+            print(f"stopped; go on with: {start} train.py --resume --out {self.out}")
             raise SystemExit(128 + (self.stop_signal or signal.SIGTERM))
         return self.rows
 
@@ -1016,7 +1023,8 @@ class Run:
         if found["checkpoint"]:
             self._set_state(state, found["moments"])
         self.sampler.sync(self.model)
-        print(f"resuming after step {self.step}")
+        over = ": there is nothing left to do, give a larger --steps or --minutes"
+        print(f"resuming after step {self.step}" + (over if self._done() else ""))
 
     def _make_folder(self) -> None:
         """The folder of a new run, empty but for its settings."""
@@ -1208,7 +1216,7 @@ def combined(rows: Sequence[dict]) -> dict:
             row[name] = combined(values)
             continue
         values = [value for value in values if value is not None]
-        if name in ("groups_without_signal", "grader_failures"):
+        if name in ("groups", "groups_without_signal", "grader_failures"):
             row[name] = sum(values)
         elif name in ("max", "skipped"):
             row[name] = max(values, default=None)
@@ -1231,7 +1239,7 @@ def flat(row: dict, prefix: str = "") -> dict[str, float]:
 # ---- what is shown at the end --------------------------------------------------------------------
 
 
-def summary(rows: Sequence[dict], config: Config, out: Path, processes: int = 1) -> str:
+def summary(rows: Sequence[dict], out: Path) -> str:
     """Where the time went and what was learned, as a table."""
     steps = [row for row in rows if "seconds" in row]
     if not steps:
@@ -1254,7 +1262,7 @@ def summary(rows: Sequence[dict], config: Config, out: Path, processes: int = 1)
         )
     idle = sum(row["groups_without_signal"] for row in steps)
     lines.append(
-        f"groups without signal: {idle} of {len(steps) * config.prompts_per_step * processes} "
+        f"groups without signal: {idle} of {sum(row['groups'] for row in steps)} "
         f"(all kept rewards equal, nothing to learn)"
     )
     lines.append(f"{out}: metrics.jsonl, rollouts.jsonl, curves.png, model/, checkpoint/")
@@ -1339,7 +1347,8 @@ def carry_out(argv: list[str] | None) -> int:
         return 2
     try:
         origin = "of the run" if command.resume else f"from --preset {command.preset or 'cpu'}"
-        print(f"settings {origin}:\n{as_flags(config)}")
+        if not command.eval_only:
+            print(f"settings {origin}:\n{as_flags(config)}")
         if command.dry_run:
             print(planned(config, command.preset))
             return 0

@@ -272,9 +272,11 @@ def test_how_much_fits_depends_on_the_memory(folder):
     assert "m = 32, 64 sequences" in texts[20]
     assert re.search(r"m = 8, 16 sequences .* fits", texts[20])
     assert re.search(r"m = 16, 32 sequences .* out of memory", texts[20])
-    assert "largest m in one micro-batch: 10; n = m = 32 is out of memory" in texts[20]
-    assert "with --micro-batch 20 it fits" in texts[20]
-    assert "no micro-batch fits" in texts[0]
+    assert "--micro-batch up to 20 fits (4: fits); n = m = 32 in one: out of memory" in texts[20]
+    assert "no micro-batch fits: try --gradient-checkpointing, --lora-rank, a smaller" in texts[0]
+    config.gradient_checkpointing, config.lora_rank = True, 2
+    text = plan.dry_run(config, plan.Machine("M", 10**5, processes=2))
+    assert "DDP: no micro-batch fits: try FSDP or ZeRO-2" in text  # not what is there already
     assert re.search(r"in the update .* out of memory", texts[0])
 
 
