@@ -212,7 +212,10 @@ def longest(shape: PreTrainedConfig, config: "Config") -> tuple[int, int]:
     """S and T of the longest sequence: as asked for, or what the model's positions leave."""
     T = config.max_new_tokens or 512
     S = config.max_prompt_tokens + T
-    S = min(S, getattr(shape.get_text_config(), "max_position_embeddings", None) or S)
+    limit = getattr(shape.get_text_config(), "max_position_embeddings", None) or S
+    if config.max_new_tokens and limit <= T:
+        raise ValueError(f"--max-new-tokens {T} does not fit the model's {limit} positions")
+    S = min(S, limit)
     return S, min(T, S - 1)
 
 

@@ -22,6 +22,7 @@ nobody used would add.
 import argparse
 import copy
 import dataclasses
+import fcntl
 import hashlib
 import importlib.util
 import json
@@ -173,8 +174,8 @@ class Config:
     eval_problems: int = option(1024, "held-out problems an evaluation uses; 0: all")
     eval_samples: int = option(1, "completions for each of them; 8 gives pass@8")
     save_every: int = option(20, "steps between checkpoints; what a killed run loses at most")
-    tracker: str | None = option(
-        None, "also log to this tracker, by Accelerate", ("tensorboard", "wandb", "trackio")
+    tracker: str = option(
+        "none", "also log there, by Accelerate", ("none", "tensorboard", "wandb", "trackio")
     )
     threads: int | None = option(
         None, "CPU threads; default: 1 for models below 10M parameters, else torch's choice"
@@ -191,6 +192,7 @@ class Config:
 def check(config: Config) -> None:
     """Raise InputError for settings that cannot work, naming the numbers and the flags."""
     for field in dataclasses.fields(config):
+        check_type(field, getattr(config, field.name))
         value, choices = getattr(config, field.name), field.metadata["choices"]
         if choices and value is not None and value not in choices:
             raise InputError(f"{flag(field.name)} {value}: choose one of {', '.join(choices)}")
@@ -211,7 +213,7 @@ def check(config: Config) -> None:
     for bound, names in at_least.items():
         for name in names:
             value = getattr(config, name)
-            if value is not None and not value >= bound:
+            if value is not None and not bound <= value < math.inf:
                 raise InputError(f"{flag(name)} {value}: must be {bound} or more")
     for name in ("temperature", "lr", "max_grad_norm", "minutes"):
         value = getattr(config, name)
@@ -232,6 +234,18 @@ def check(config: Config) -> None:
         raise InputError(
             "--reward-weights: need three numbers, not all 0: " + ", ".join(REWARD_PARTS)
         )
+
+
+def check_type(field: dataclasses.Field, value: object) -> None:
+    """Raise InputError for what the command line would not take: a config.json edited by hand."""
+    kind = str(field.type)  # "<class 'int'>", "int | None", "tuple[float, ...]"
+    if value is None and "None" in kind:
+        return
+    name = next(name for name in ("int", "float", "bool", "str") if name in kind)
+    types = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}[name]
+    for part in value if kind.startswith("tuple") and isinstance(value, tuple) else (value,):
+        if not isinstance(part, types) or (isinstance(part, bool) and name != "bool"):
+            raise InputError(f"{flag(field.name)} {value!r}: must be {name}")
 
 
 def importance_cap(config: Config) -> float:
@@ -271,7 +285,7 @@ def parse(argv: list[str] | None) -> tuple[Config, argparse.Namespace]:
     for field in dataclasses.fields(Config):
         kind = str(field.type)  # "<class 'int'>", "int | None", "tuple[float, ...]"
         if field.type is bool:
-            switch = {"action": "store_true", "default": argparse.SUPPRESS}
+            switch = {"action": argparse.BooleanOptionalAction, "default": argparse.SUPPRESS}
             parser.add_argument(flag(field.name), help=field.metadata["help"], **switch)
             continue
         shown = "" if field.default in (None, ()) else f" (default: {field.default})"
@@ -663,17 +677,17 @@ def load_model(
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 
-def make_accelerator(tracker: str | None = None, out: Path | None = None) -> Accelerator:
+def make_accelerator(tracker: str = "none", out: Path | None = None) -> Accelerator:
     """The engine: one process as it is, several by DDP, or by what `accelerate launch` was told.
 
     Raises:
         InputError: the tracker's package is not installed.
     """
-    if tracker and importlib.util.find_spec(tracker) is None:
+    if tracker != "none" and importlib.util.find_spec(tracker) is None:
         raise InputError(f"--tracker {tracker} is not installed: pip install {tracker}")
     accelerator = Accelerator(
         cpu=not torch.cuda.is_available(),
-        log_with=tracker,
+        log_with=None if tracker == "none" else tracker,
         project_dir=out,
         kwargs_handlers=[
             # Else DDP would hold every gradient a second time, to send it.
@@ -748,7 +762,7 @@ class Run:
 
     def __init__(self, config: Config, out: Path, resume: bool = False, train: bool = True) -> None:
         self.config, self.out = config, Path(out)
-        self.accelerator = make_accelerator(config.tracker if train else None, self.out)
+        self.accelerator = make_accelerator(config.tracker if train else "none", self.out)
         # What is trained is stored in float32: in bfloat16 an update of 5e-6 to a weight of 0.02 is
         # rounded away. Only weights that stay as they are may be stored as they are computed with.
         trains_all, dtype = train and not config.lora_rank, getattr(torch, config.dtype)
@@ -822,6 +836,7 @@ class Run:
             if not resume and self.accelerator.is_main_process:
                 (self.out / "config.json").unlink()  # so that the command can be given again
             raise InputError(f"--tracker {config.tracker}: {error}") from error
+        self.on_main(self._write_settings)  # after all that can fail
 
     def _data(self, spec: str, split: str) -> Data:
         """`spec` is a task, or task=FOLDER for an evaluation task with a folder of its own."""
@@ -1030,10 +1045,22 @@ class Run:
         """The folder of a new run, empty but for its settings."""
         if self.out.exists() and not self.out.is_dir():
             raise InputError(f"--out {self.out} is a file: name a folder")
-        if self.out.exists() and any(self.out.iterdir()):
+        if self.out.exists() and any(path.name != "lock" for path in self.out.iterdir()):
             raise InputError(f"--out {self.out} is not empty: add --resume to go on with a run")
         self.out.mkdir(parents=True, exist_ok=True)
+        self._lock()
         self._write_settings()
+
+    def _lock(self) -> None:
+        """Keep others from writing here: the same command given twice, a killed launcher's orphans.
+
+        The system takes the lock back when this process ends, however it ends.
+        """
+        self.lock = open(self.out / "lock", "a")  # noqa: SIM115, it is held as long as the run is
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(f"--out {self.out}: another process is still writing there") from error
 
     def _write_settings(self) -> None:
         """config.json."""
@@ -1047,15 +1074,17 @@ class Run:
             `checkpoint`: is there one; else the run begins anew. `moments`: are AdamW's in it.
             Its `step`, `time` and number of `processes`. `rows`: of metrics.jsonl, up to it.
         """
-        self._write_settings()
+        self._lock()
         state.update(load_checkpoint(self.out / "checkpoint") or {})
-        if state and state["model"].keys() != self._trained():
+        shapes = {name: tuple(weight.shape) for name, weight in state.get("model", {}).items()}
+        if state and shapes != self._trained():
             raise InputError(f"--resume: the checkpoint in {self.out} is of another model")
         # Lines of steps after the checkpoint are dropped: those steps are done again.
         last = state.get("step", -1)
         lost = [row["step"] for row in read_rows(self.out / "metrics.jsonl") if row["step"] > last]
         finished = (self.out / "model").exists()
-        if not state and lost and (finished or max(lost) > self.config.save_every):
+        save_every = json.loads((self.out / "config.json").read_text())["save_every"]  # so far
+        if not state and lost and (finished or max(lost) > save_every):
             raise InputError(
                 f"--resume: {self.out} holds {max(lost)} steps and no checkpoint that can be read: "
                 "start a new run in another --out"
@@ -1082,9 +1111,10 @@ class Run:
 
         self.on_main(write)
 
-    def _trained(self) -> set[str]:
-        """The names of what is trained."""
-        return {name for name, weight in self.model.named_parameters() if weight.requires_grad}
+    def _trained(self) -> dict[str, tuple[int, ...]]:
+        """The names of what is trained, and the shapes."""
+        named = self.model.named_parameters()
+        return {name: tuple(weight.shape) for name, weight in named if weight.requires_grad}
 
     def _state(self) -> dict:
         """Trained weights and optimizer, whole, on the first process; empty on the others."""
@@ -1180,13 +1210,21 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def read_rows(path: Path) -> list[dict]:
-    """The rows of a JSONL file that a killed run may have left in the middle of a line."""
+    """The rows of a JSONL file that a killed run may have left in the middle of a line.
+
+    Raises:
+        InputError: a line that is not the last is no row.
+    """
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for number, line in enumerate(lines, start=1):
         try:
             rows.append(json.loads(line))
-        except ValueError:
-            break
+            rows[-1]["step"]
+        except (ValueError, TypeError, KeyError) as error:
+            if number < len(lines):
+                raise InputError(f"{path}, line {number} is damaged: mend or remove it") from error
+            return rows[: number - 1]
     return rows
 
 
@@ -1197,8 +1235,12 @@ def save_model(model: nn.Module, tokenizer, folder: Path, weights: dict | None =
         weights: by name; default: the model's own.
     """
     temporary = folder.with_name(folder.name + ".tmp")
-    model.save_pretrained(temporary, state_dict=weights)
-    tokenizer.save_pretrained(temporary)
+    try:
+        model.save_pretrained(temporary, state_dict=weights)
+        tokenizer.save_pretrained(temporary)
+    except Exception as error:  # a full disk; safetensors raises its own
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise OSError(f"cannot write {folder}: {error}") from error
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(temporary, folder)
 
@@ -1371,6 +1413,10 @@ def carry_out(argv: list[str] | None) -> int:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         # On a CPU it has no class of its own.
+        if "gloo" in reason or isinstance(error, torch.distributed.DistBackendError):
+            which = f"process {PROCESS}: "
+            print(f"train.py: {which}another process has ended ({reason})", file=sys.stderr)
+            return 1
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in reason:
             raise
         print(

@@ -201,6 +201,8 @@ def work_fsdp(out: Path) -> None:
             gap = half.rows[-1]["logprob_gap"]  # small: the sampler has the trained weights
             assert gap["mean"] is None or gap["mean"] < (1e-2 if options else 1e-5)
         half._save()
+        if half.accelerator.is_main_process:
+            half.lock.close()
         before = {name: whole(weight.detach()) for name, weight in half.model.named_parameters()}
         resumed = Run(config, out / name, resume=True)
         for key, weight in resumed.model.named_parameters():
@@ -238,6 +240,8 @@ def work_deepspeed(out: Path) -> None:
     if process == 0:
         torch.save(weights, out / "weights.pt")
     run._save()
+    if process == 0:
+        run.lock.close()
     before = {name: weight.detach().clone() for name, weight in run.model.named_parameters()}
     resumed = Run(run.config, out / "updates", resume=True)
     for name, weight in resumed.model.named_parameters():
@@ -378,11 +382,14 @@ def test_stopped_run_of_two_processes_is_resumed_exactly(whole_run, tmp_path, nu
             ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
         )
         os.kill(int(children.stdout.split()[-1]), number)
+        output, errors = process.communicate(timeout=100)
+        assert "another process has ended" in errors and "Error: " not in errors.split("ended")[0]
     elif number == signal.SIGTERM:
         process.send_signal(number)
     else:
         os.killpg(process.pid, number)
-    output, errors = process.communicate(timeout=100)
+    if number != signal.SIGKILL:
+        output, errors = process.communicate(timeout=100)
     assert process.returncode != 0
     done = len(without_times(out)) - 1
     assert done < 40
