@@ -530,8 +530,9 @@ def update(arguments: argparse.Namespace) -> dict:
             row |= {"ms": 1e3 * statistics.median(times[case.m]), "memory MB": needed / 1e6}
             row["time / largest m"] = ratio(times, case.m, sizes[-1])
             rows.append(row)
+        largest = rows[-1]["memory MB"]  # 0: too little for the system to count
         for row in rows:
-            row["memory / largest m"] = row["memory MB"] / rows[-1]["memory MB"]
+            row["memory / largest m"] = row["memory MB"] / largest if largest else None
         print(table(f"update on {P} prompts, {title}", rows))
         result[title] = rows
     result["large vocabulary"] = vocabulary_rows(sizes, arguments.vocabulary)
