@@ -1461,6 +1461,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     added = command(profile, 10)
     added.add_argument("train_flags", nargs="*", help="after --: flags of train.py")
     arguments = parser.parse_args(argv)
+    for name, value in vars(arguments).items():
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(number, (int, float)) and not number > 0 for number in values):
+            raise train.InputError(f"{train.flag(name)} {value}: must be above 0")
     arguments.command = shlex.join(["python", "bench.py", *argv])
     return arguments
 

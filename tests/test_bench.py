@@ -256,5 +256,7 @@ def test_bad_input_gets_one_line(tmp_path, capsys):
     out = ["--out", str(tmp_path)]
     assert bench.main(["sampler", *out, "--model", "no/such/model"]) == 2
     assert bench.main(["race", *out, "--", "--m", "80"]) == 2
+    assert bench.main(["race", *out, "--seeds", "0"]) == 2
+    assert bench.main(["sampler", *out, "--n", "16", "-1"]) == 2
     errors = capsys.readouterr().err.strip().splitlines()
-    assert len(errors) == 2 and all(line.startswith("bench.py: ") for line in errors)
+    assert len(errors) == 4 and all(line.startswith("bench.py: ") for line in errors)
