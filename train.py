@@ -992,11 +992,15 @@ class Run:
             self._save_model("merged", base, merged_weights(self.model))
         self.on_main(partial(draw_curves, self.rows, self.out / "curves.png"))
         print(summary(self.rows, self.out))
-        # In this order: an engine ends its own process groups, and a policy that outlives its group
-        # would wait forever for a thread of the group's.
-        self.sampler.close()
-        self.policy = self.accelerator.free_memory(self.policy, self.optimizer)[0]
-        self.accelerator.end_training()
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
+        if self.accelerator.num_processes > 1:
+            # In this order: an engine ends its own process groups, and a policy that outlives its
+            # group would wait forever for a thread of the group's. (A single process has no group;
+            # one that it finds belongs to an engine that may live on.)
+            self.sampler.close()
+            self.policy = self.accelerator.free_memory(self.policy, self.optimizer)[0]
+            self.accelerator.state.destroy_process_group()
         if self.stopped:
             N = self.accelerator.num_processes
             start = "python" if N == 1 else f"the same launcher ({N} processes) and"
