@@ -1,6 +1,8 @@
 """Shared by all tests: no network, one thread (the fastest for tiny models), and random models."""
 
 import os
+import subprocess
+import time
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -43,6 +45,15 @@ def random_model(kind: str, vocab_size: int = 19, seed: int = 0, **options) -> P
     }
     options = size | {"initializer_range": 0.2} | options
     return model(config(vocab_size=vocab_size, bos_token_id=None, eos_token_id=0, **options))
+
+
+def wait_for(condition, process: subprocess.Popen, seconds: float = 120) -> None:
+    """Wait until the condition holds; fail if the process ends before, or time runs out."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @pytest.fixture(params=["qwen2", "llama", "gpt2"])

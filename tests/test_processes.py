@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +19,7 @@ from accelerate import FullyShardedDataParallelPlugin, PartialState
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from accelerate.utils import DistributedType
+from conftest import wait_for
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
@@ -333,14 +333,6 @@ def test_two_processes_learn_like_one_with_as_many_prompts(tmp_path):
 
 
 # ---- one set of files ----------------------------------------------------------------------------
-
-
-def wait_for(condition, process: subprocess.Popen, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

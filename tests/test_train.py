@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import wait_for
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import tiny
@@ -150,14 +151,6 @@ def test_resume_continues_exactly(tmp_path, changes):
     assert (parts / "rollouts.jsonl").read_text() == (whole / "rollouts.jsonl").read_text()
     for name, weight in weights_of(whole).items():
         assert torch.equal(weights_of(parts)[name], weight), name
-
-
-def wait_for(condition, process: subprocess.Popen, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_killed_run_loses_at_most_the_steps_since_the_checkpoint(tmp_path):
