@@ -22,6 +22,11 @@ Legend: P prompts, n rollouts a prompt, m kept, G groups, B = P*m sequences, L p
 completion tokens, V vocabulary. An arm is one setting of train.py in the race.
 """
 
+import signal
+
+if __name__ == "__main__":  # Ctrl-C during the seconds of imports: no pages of traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import csv
 import io
@@ -38,12 +43,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,6 +57,7 @@ import torch
 import transformers
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import rollouts
@@ -81,7 +87,7 @@ def interleaved(
         seconds = min(seconds_of(function, 1), seconds_of(function, 1))
         calls[name] = max(1, math.ceil(least / max(seconds, 1e-9)))
     times = {name: [] for name in functions}
-    for _ in range(rounds):
+    for _ in tqdm(range(rounds), unit="round", leave=False, disable=None):
         for name, function in functions.items():
             times[name].append(seconds_of(function, calls[name]))
     return times
@@ -115,17 +121,34 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return low, median, high
 
 
-def processes(count: int) -> ProcessPoolExecutor:
-    """`count` processes that have imported this file and done nothing yet."""
-    context = get_context(
-        "forkserver"
-    )  # imports once; a fork of *this* process would share its past
+def in_processes(count: int, function: Callable, items: Sequence) -> Iterator:
+    """`function` of each item, in order, computed by `count` new processes at a time.
+
+    They have imported this file and done nothing yet.
+    """
+    # Its server imports once; a fork of *this* process would share its past.
+    context = get_context("forkserver")
     context.set_forkserver_preload(["__main__", "bench"])
-    return ProcessPoolExecutor(count, context, initializer=start_process)
+    with ProcessPoolExecutor(count, context, initializer=start_process) as pool:
+        # Not pool.map: it cancels what has not begun, of which a pool that was ended complains.
+        futures = [pool.submit(function, item) for item in items]
+        try:
+            for future in futures:
+                yield future.result()
+        except (
+            BaseException
+        ):  # Ctrl-C here, or where the results are used: do not wait for the rest
+            for process in active_children():
+                process.terminate()
+            raise
 
 
 def start_process() -> None:
-    """No progress bars, and one thread, which is what train.py chooses for its small model."""
+    """No progress bars of models, and one thread, which is what train.py chooses for its small one.
+
+    Ctrl-C reaches this process too, but it is the first one that ends the others.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
 
@@ -493,8 +516,8 @@ def update_memory(case: UpdateCase) -> tuple[int, int]:
 
 def memory_in_new_process(case: UpdateCase) -> tuple[int, int]:
     """`update_memory`, from a process that has no peak to hide behind."""
-    with processes(1) as pool:
-        return pool.submit(update_memory, case).result()
+    (result,) = in_processes(1, update_memory, [case])
+    return result
 
 
 def peak_bytes() -> int:
@@ -786,17 +809,20 @@ class Racer(train.Run):
         return {"curve": self.curve, "mean_accuracy": mean, "seconds": seconds, "until": until}
 
 
-def heat(settings: dict[str, train.Config], marks: Sequence[float], seed: int) -> dict[str, dict]:
+def heat(
+    settings: dict[str, train.Config], marks: Sequence[float], jobs: int, seed: int
+) -> dict[str, dict]:
     """One seed of all arms, in one process: each trains up to the next mark, then the next arm.
 
     Slices of a second or so let whatever else the machine does hit all arms alike.
     """
+    line = {"desc": f"seed {seed}", "position": seed % jobs, "unit": "mark", "leave": False}
     with tempfile.TemporaryDirectory() as folder:
         racers = {
             name: Racer(replace(config, seed=seed), Path(folder) / str(i))
             for i, (name, config) in enumerate(settings.items())
         }
-        for mark in marks:
+        for mark in tqdm(marks, disable=None, **line):
             for racer in racers.values():
                 racer.advance(mark)
         return {name: racer.result(marks[-1]) for name, racer in racers.items()}
@@ -807,11 +833,17 @@ def run_heats(
 ) -> dict[str, list[dict]]:
     """The runs of each arm, one a seed; `jobs` seeds at a time, each in a process of its own."""
     print(f"{len(settings)} runs of {marks[-1]:g} s of training, {seeds} seeds, {jobs} at a time")
-    if jobs == 1:
-        heats = [heat(settings, marks, seed) for seed in range(seeds)]
-    else:
-        with processes(jobs) as pool:
-            heats = list(pool.map(partial(heat, settings, marks), range(seeds)))
+    one, heats, start = partial(heat, settings, marks, jobs), [], time.perf_counter()
+    try:
+        results = map(one, range(seeds)) if jobs == 1 else in_processes(jobs, one, range(seeds))
+        for result in results:
+            heats.append(result)
+            minutes = (time.perf_counter() - start) / 60
+            print(f"seed {len(heats) - 1} is through, after {minutes:.1f} min", flush=True)
+    except KeyboardInterrupt:
+        if not heats:
+            raise
+        print(f"\nstopped; what follows is of the {len(heats)} of {seeds} seeds that are through")
     return {name: [one[name] for one in heats] for name in settings}
 
 
@@ -1093,9 +1125,9 @@ def difficulty(arguments: argparse.Namespace, base: train.Config, marks: list[fl
     rollouts a prompt most groups then hold none, and there is nothing to learn from; with 64 there
     are four times as many chances for one, and max-variance selection always keeps it.
     """
-    with processes(arguments.jobs) as pool:
-        prepare = partial(rare_start, arguments.out / "starts", arguments.warm_start)
-        starts = dict(zip(arguments.forget, pool.map(prepare, arguments.forget), strict=True))
+    prepare = partial(rare_start, arguments.out / "starts", arguments.warm_start)
+    prepared = in_processes(arguments.jobs, prepare, arguments.forget)
+    starts = dict(zip(arguments.forget, prepared, strict=True))
     arms, grid = ("grpo", "pods"), sorted({*arguments.grid, base.lr})
     settings = {
         f"{arm} {forget:g} {lr:g}": replace(base, **start, **ARMS[arm], lr=lr)
@@ -1472,7 +1504,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     transformers.logging.set_verbosity_error()
-    start_process()
+    transformers.logging.disable_progress_bar()
     argv = sys.argv[1:] if argv is None else argv
     argv = ["profile", *argv[1:]] if argv[:1] == ["--profile"] else argv
     try:
@@ -1487,8 +1519,15 @@ def main(argv: list[str] | None = None) -> int:
     except train.InputError as error:
         print(f"bench.py: {error}", file=sys.stderr)
         return 2
+    except OSError as error:  # the message names the file
+        print(f"bench.py: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nbench.py: stopped before there was anything to report", file=sys.stderr)
+        return 130
     return 0
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

@@ -19,6 +19,11 @@ Left out: schedules other than warm-up then constant (the paper's), and everythi
 nobody used would add.
 """
 
+import signal
+
+if __name__ == "__main__":  # Ctrl-C during the seconds of imports: no pages of traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import copy
 import dataclasses
@@ -31,7 +36,6 @@ import os
 import pickle
 import random
 import shutil
-import signal
 import sys
 import textwrap
 import threading
@@ -1439,4 +1443,5 @@ def carry_out(argv: list[str] | None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

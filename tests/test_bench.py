@@ -8,7 +8,10 @@ import itertools
 import json
 import os
 import random
+import signal
 import statistics
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +24,7 @@ import bench
 import train
 from pods import max_variance
 
+ROOT = Path(__file__).parents[1]
 # The authors' logs, github.com/YixuanEvenXu/pods: the variable names a clone's results/ folder.
 BESIDE = Path(__file__).parents[2] / "shared" / "paper" / "results"
 PAPER = Path(os.environ.get("PODS_RESULTS", BESIDE))
@@ -250,6 +254,51 @@ def test_commands_write_json_and_a_picture(name, tmp_path, capsys):
         assert (tmp_path / picture).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     if name == "peers":
         assert result["cosine"] > 0.999  # the same rollouts, the same direction
+
+
+def test_ctrl_c_keeps_the_seeds_that_are_through(tmp_path):
+    flags = ["--sweep", "m", "--minutes", "0.002", "--every", "0.06", "--seeds", "99"]
+    flags += [
+        "--jobs",
+        "2",
+        "--out",
+        str(tmp_path),
+        "--",
+        "--eval-problems",
+        "8",
+        "--prompts-per-step",
+        "1",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "bench.py", "race", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while "seed 1 is through" not in (line := process.stdout.readline()):
+        assert line or process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to all processes
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0 and "stopped" in output and "Traceback" not in errors, errors
+    runs = json.loads((tmp_path / "race_m.json").read_text())["runs"]
+    (whole,) = {len(rates["0.0003"]) for rates in runs.values()}
+    assert 2 <= whole < 99
+
+
+def test_ctrl_c_before_the_first_seed_is_one_line(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "bench.py", "race", "--out", tmp_path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert "seeds" in process.stdout.readline()
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "stopped before" in errors and "Traceback" not in errors
 
 
 def test_bad_input_gets_one_line(tmp_path, capsys):

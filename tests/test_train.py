@@ -785,6 +785,21 @@ def test_train_on_one_task_evaluate_on_others(tmp_path):
     assert rows[0]["eval_accuracy"] == rows[0]["eval"][tasks[0]]["accuracy"]
 
 
+@pytest.mark.parametrize("script", ["train.py", "bench.py"])
+def test_ctrl_c_during_the_imports_is_quiet(script):
+    trace = [sys.executable, "-X", "importtime", ROOT / script, "--help"]
+    process = subprocess.Popen(
+        trace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    for line in process.stderr:
+        if "torch" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate()
+    assert process.returncode == -signal.SIGINT
+    assert not output and "Traceback" not in errors
+
+
 def test_importing_train_reads_no_command_line_and_writes_nothing(tmp_path):
     code = "import sys; sys.argv.append('--nonsense'); import train; print(len(train.PHASES))"
     result = subprocess.run(
