@@ -210,6 +210,8 @@ def new_figure(columns: int, height: float = 4.2):
     return figure, figure.subplots(1, columns, squeeze=False)[0]
 
 
+# ---- select --------------------------------------------------------------------------------------
+
 SELECT_WAYS = {
     "sort": "torch.sort alone",
     "max_variance": "pods.max_variance",
@@ -218,9 +220,6 @@ SELECT_WAYS = {
 }
 ONE_GROUP = ((1, n) for n in (16, 64, 256, 1024, 4096, 65_536, 1_000_000))
 SELECT_SIZES = (*ONE_GROUP, *itertools.product((16, 512, 4096), (64, 1024)))
-
-
-# ---- select --------------------------------------------------------------------------------------
 
 
 def authors_way(rewards: torch.Tensor, m: int) -> torch.Tensor:
@@ -292,7 +291,7 @@ def select(arguments: argparse.Namespace) -> dict:
 def draw_select(rows: list[dict], path: Path) -> None:
     """Time of one call against the group's size, and against the number of groups."""
     figure, (left, right) = new_figure(2)
-    most = max(row["n"] for row in rows if row["groups"] > 1)
+    most = max((row["n"] for row in rows if row["groups"] > 1), default=None)
     views = (
         (left, "n", [row for row in rows if row["groups"] == 1], "one group, m = n / 4"),
         (right, "groups", [row for row in rows if row["n"] == most], f"n = {most}, m = n / 4"),
@@ -307,7 +306,8 @@ def draw_select(rows: list[dict], path: Path) -> None:
         )
         axes.set_ylabel("milliseconds a call")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+        if axes.lines:
+            axes.legend(fontsize=8)
     figure.savefig(path, dpi=110)
 
 
@@ -392,7 +392,8 @@ def sampler(arguments: argparse.Namespace) -> dict:
     top-p. TorchSampler and vLLM also return texts and log-probs in that time, `generate` only ids.
     The prefill's share is the time of a call for one token over the time of the whole call.
     """
-    config = train.Config(model=arguments.model, task=arguments.task, data=arguments.data)
+    names = ("model", "task", "data", "threads")
+    config = train.Config(**{name: getattr(arguments, name) for name in names})
     with tempfile.TemporaryDirectory() as folder:
         run = train.Run(config, Path(folder) / "run", train=False)
         data = next(iter(run.eval_data.values()))
@@ -571,7 +572,7 @@ def accumulate(arguments: argparse.Namespace) -> dict:
     a process, in micro-batches of 16 P rows or in one, gradients sent once an update (train.py), or
     after every micro-batch (DDP left to itself), or not at all, which shows what sending costs.
     """
-    m, P = max(arguments.m), arguments.prompts
+    m, P = arguments.m, arguments.prompts
     cases = {  # kept, rows of a micro-batch, when gradients are sent
         "PODS, one pass": (16, 16 * P, "once"),
         "GA, accumulated": (m, 16 * P, "once"),
@@ -657,12 +658,14 @@ def speedup(baseline: Curve, pods: Curve, fraction: float = 0.99) -> float | Non
     Returns:
         The ratio of the first times at which each curve is there; None if one never is.
     """
+    ours, theirs = first_time(pods, baseline, fraction), first_time(baseline, baseline, fraction)
+    return None if ours is None else theirs / ours
+
+
+def first_time(curve: Curve, baseline: Curve, fraction: float = 0.99) -> float | None:
+    """When a curve first is at `fraction` of the baseline's best; None if never."""
     target = fraction * max(accuracy for _, accuracy in baseline)
-    first = [
-        next((time for time, accuracy in curve if accuracy >= target), None)
-        for curve in (baseline, pods)
-    ]
-    return None if None in first else first[0] / first[1]
+    return next((time for time, accuracy in curve if accuracy >= target), None)
 
 
 def bootstrap(
@@ -772,7 +775,7 @@ class Racer(train.Run):
     def __init__(self, config: train.Config, folder: Path) -> None:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             super().__init__(config, folder)
-        self.curve = {"time": [], "step": [], "accuracy": [], "idle": []}
+        self.curve = {key: [] for key in ("time", "step", "accuracy", "idle", "generate")}
         self.mark()
 
     def record(self, stats: dict, shown: list[dict]) -> None:
@@ -793,9 +796,13 @@ class Racer(train.Run):
         train.train_step(self, self.step)
 
     def mark(self) -> None:
-        """Evaluate, off the clock. `idle`: shares of groups without signal, summed over steps."""
+        """Evaluate, off the clock. Sums over the steps so far: of `idle`, the shares of groups
+        without signal, and of `generate`, the seconds of generation.
+        """
+        accuracy = next(iter(self.evaluation().values()))["accuracy"]
         idle = sum(row["groups_without_signal"] for row in self.rows) / self.config.prompts_per_step
-        values = (self.time, self.step, next(iter(self.evaluation().values()))["accuracy"], idle)
+        generate = sum(row["seconds"]["generate"] for row in self.rows)
+        values = (self.time, self.step, accuracy, idle, generate)
         for key, value in zip(self.curve, values, strict=True):
             self.curve[key].append(round(value, 4))
 
@@ -807,6 +814,12 @@ class Racer(train.Run):
         }
         mean = statistics.fmean(self.curve["accuracy"][1:])
         return {"curve": self.curve, "mean_accuracy": mean, "seconds": seconds, "until": until}
+
+
+def settings_of(arguments: argparse.Namespace, *train_flags: str) -> train.Config:
+    """Settings of train.py with these flags, without its own evaluations."""
+    threads = ("--threads", str(arguments.threads))
+    return train.parse([*threads, *train_flags, "--eval-every", "0"])[0]
 
 
 def heat(
@@ -844,7 +857,9 @@ def run_heats(
         if not heats:
             raise
         print(f"\nstopped; what follows is of the {len(heats)} of {seeds} seeds that are through")
-    return {name: [one[name] for one in heats] for name in settings}
+    runs = {name: [one[name] for one in heats] for name in settings}
+    warn_of_load(runs)
+    return runs
 
 
 Rates = dict[float, list[dict]]  # the runs of one arm, one a seed, at each learning rate tried
@@ -869,26 +884,49 @@ def best_rate(rates: Rates, chosen: Sequence[int] | None = None) -> float:
     return max(rates, key=lambda lr: sum(rates[lr][i]["mean_accuracy"] for i in chosen))
 
 
-def compare(baseline: Rates, rates: Rates, axis: str, spacing: float) -> list[float | None]:
-    """`speedup` of an arm over a baseline, both at their best rate, with its bootstrap interval.
+def arrivals(
+    baseline: Rates, rates: Rates, spacing: float, chosen: Sequence[int] | None = None
+) -> list[dict[str, float]] | None:
+    """Where the baseline and an arm stand when they reach 99% of the baseline's best accuracy.
 
-    A draw takes the same seeds for both, since those raced side by side, and chooses the rates
-    anew, so the interval knows that they were chosen.
+    Args:
+        baseline, rates: each is taken at its best learning rate.
+        spacing: of the grid of times, in seconds.
+        chosen: the seeds that count, perhaps some of them repeatedly; default: all.
+
+    Returns:
+        For each of the two the `time` and, at that time, the mean over seeds of `step` and
+        `generate`; None if the arm never gets there.
     """
-    seeds = len(next(iter(rates.values())))
-    grids = [
-        {lr: common_grid(runs, spacing, axis) for lr, runs in arm.items()}
-        for arm in (baseline, rates)
-    ]
+    chosen = range(len(next(iter(rates.values())))) if chosen is None else chosen
+    both = [[arm[best_rate(arm, chosen)][i] for i in chosen] for arm in (baseline, rates)]
+    curves = [mean_curve(*common_grid(runs, spacing)) for runs in both]
+    there = []
+    for runs, curve in zip(both, curves):
+        time = first_time(curve, curves[0])
+        if time is None:
+            return None
+        point = {"time": time}
+        for key in ("step", "generate"):
+            marks = [np.interp(time, run["curve"]["time"], run["curve"][key]) for run in runs]
+            point[key] = statistics.fmean(marks)
+        there.append(point)
+    return there
 
-    def statistic(chosen) -> float | None:
-        curves = []
-        for arm, grid in zip((baseline, rates), grids):
-            times, accuracies = grid[best_rate(arm, chosen)]
-            curves.append(mean_curve(times, accuracies[chosen]))
-        return speedup(*curves)
 
-    return [statistic(list(range(seeds))), *bootstrap(statistic, seeds)]
+def compare(baseline: Rates, rates: Rates, key: str, spacing: float) -> list[float | None]:
+    """How many times less `time` or how many times fewer `step`s an arm needs than a baseline.
+
+    Both at 99% of the baseline's best (`arrivals`; in time this is `speedup`), with the bootstrap
+    interval. A draw takes the same seeds for both, since those raced side by side, and chooses the
+    rates anew, so the interval knows that they were chosen.
+    """
+
+    def statistic(chosen: Sequence[int] | None) -> float | None:
+        there = arrivals(baseline, rates, spacing, chosen)
+        return there and there[0][key] / there[1][key]
+
+    return [statistic(None), *bootstrap(statistic, len(next(iter(rates.values()))))]
 
 
 def standings(
@@ -910,10 +948,9 @@ def standings(
         costs.append(row | {"final": statistics.fmean(final), "+-": error})
         gain = {"arm": name, "lr": lr}
         for baseline in baselines:
-            for axis, width in (("time", spacing), ("step", 1)):
+            for key in ("time", "step"):
                 other = arms[baseline] if baseline in arms and baseline != name else None
-                key = f"{axis} vs {baseline}"
-                gain[key] = compare(other, rates, axis, width) if other else None
+                gain[f"{key} vs {baseline}"] = other and compare(other, rates, key, spacing)
         gains.append(gain)
     return costs, gains
 
@@ -928,7 +965,7 @@ def race(arguments: argparse.Namespace) -> dict:
     times sooner (in training time, and in steps) an arm reaches 99% of a baseline's best, with the
     95% interval of a bootstrap over seeds.
     """
-    base, _ = train.parse([*arguments.train_flags, "--eval-every", "0"])
+    base = settings_of(arguments, *arguments.train_flags)
     marks = [
         arguments.every * (i + 1) for i in range(round(60 * arguments.minutes / arguments.every))
     ]
@@ -960,7 +997,7 @@ def race(arguments: argparse.Namespace) -> dict:
             f"each at its best of {', '.join(f'{lr:g}' for lr in grid)}", *tables["tuned"]
         )
         warn_of_edges(tuned)
-    account = where_the_gain_comes_from(tables.get("tuned", tables["common"]))
+    account = where_the_gain_comes_from(tuned or common, spacing)
     draw_race(common, tuned, spacing, arguments.out / "race.png")
     draw_account(arms, account, arguments.out / "race_account.png")
     tables = {name: {"costs": costs, "gains": gains} for name, (costs, gains) in tables.items()}
@@ -972,48 +1009,61 @@ def show_standings(title: str, costs: list[dict], gains: list[dict]) -> None:
     """Print the two tables of `standings`."""
     print(table(f"{title}: seconds a step by phase, accuracy of all seeds' mean", costs))
     if any(value for row in gains for key, value in row.items() if " vs " in key):
-        print(table("times sooner at 99% of the baseline's best (95% interval)", gains))
+        print(table("times less at 99% of the baseline's best (95% interval)", gains))
 
 
 def warn_of_edges(tuned: dict[str, Rates]) -> None:
-    """A best rate at the edge of the grid may not be the best one."""
+    """A best rate at an edge of the grid proves little; so does one that other seeds put there."""
     for arm, rates in tuned.items():
-        if best_rate(rates) in (min(rates), max(rates)):
+        low, high = bootstrap(partial(best_rate, rates), len(next(iter(rates.values()))))
+        if low == min(rates) or high == max(rates):
             print(
-                f"warning: {arm} is best at {best_rate(rates):g}, an edge of the grid: widen --grid"
+                f"warning: {arm} is best at {best_rate(rates):g} ({low:g} to {high:g} with other "
+                "seeds), which reaches an edge of the grid: widen --grid"
             )
 
 
-def where_the_gain_comes_from(tables: tuple[list[dict], list[dict]]) -> dict[str, dict]:
+def warn_of_load(runs: dict[str, list[dict]]) -> None:
+    """Seeds that had much less of the machine than others blur the means over seeds."""
+    totals = [
+        sum(sum(run["seconds"].values()) for run in seed)
+        for seed in zip(*runs.values(), strict=True)
+    ]
+    if max(totals) > 1.3 * min(totals):
+        times = ", ".join(f"{total / min(totals):.1f}" for total in totals)
+        print(f"warning: other work slowed some seeds down: a step took {times} times as long")
+
+
+def where_the_gain_comes_from(arms: dict[str, Rates], spacing: float) -> dict[str, dict]:
     """PODS against each baseline: how many fewer steps, and how much dearer a step.
 
-    The ratio in time is the ratio in steps over the ratio of a step's costs. If generating cost c
-    times what it costs here, and the rest of a step the same, the time ratio would be
-    steps * cost(baseline, c) / cost(pods, c), which is the `curve` over the generation's share:
-    seconds of generation over seconds of update in a PODS step.
+    The ratio in time is the ratio in steps over the ratio of a step's costs, everything up to where
+    each is at 99% of the baseline's best. If generating cost c times what it costs here, and the
+    rest of a step the same, the ratio in time would be steps * cost(baseline, c) / cost(pods, c):
+    the `curve`, over the seconds of generation over those of all the rest in a PODS step.
     """
-    costs, gains = ({row["arm"]: row for row in rows} for rows in tables)
     account = {}
     for baseline in ("grpo-ga", "grpo"):
-        if baseline not in costs or "pods" not in costs:
+        if not {baseline, "pods"} <= arms.keys():
             continue
-        steps = gains["pods"][f"step vs {baseline}"][0]
-        ours, theirs = costs["pods"], costs[baseline]
-        rest, their_rest = (row["s/step"] - row["generate"] for row in (ours, theirs))
+        there = arrivals(arms[baseline], arms["pods"], spacing)
+        if there is None:
+            account[baseline] = {"steps ratio": None, "step cost ratio": None}
+            continue
+        # Seconds of a step's generation, and of the rest of it: baseline, PODS.
+        generate = [point["generate"] / point["step"] for point in there]
+        rest = [point["time"] / point["step"] - own for point, own in zip(there, generate)]
 
-        def dearer(c: float, ours=ours, theirs=theirs, rest=rest, their_rest=their_rest) -> float:
-            return (c * ours["generate"] + rest) / (c * theirs["generate"] + their_rest)
+        def dearer(c: float, generate: list = generate, rest: list = rest) -> float:
+            theirs, ours = (c * g + r for g, r in zip(generate, rest))
+            return ours / theirs
 
-        one = {"steps ratio": steps, "step cost ratio": dearer(1.0)}
-        if steps is not None:
-            here = ours["generate"] / ours["update"]
-            factors = np.geomspace(0.01, 10, 61)
-            one |= {"here": here, "curve": [[c * here, steps / dearer(c)] for c in factors]}
+        steps, here = there[0]["step"] / there[1]["step"], generate[1] / rest[1]
+        one = {"steps ratio": steps, "step cost ratio": dearer(1.0), "here": here}
+        one["curve"] = [[c * here, steps / dearer(c)] for c in np.geomspace(0.01, 10, 61)]
+        if baseline == "grpo":
             # The paper's GPU: a PODS step costs 1.34 vanilla steps (10.12 s and 7.56 s).
-            cheap = 1.34 * their_rest - rest
-            spread = ours["generate"] - 1.34 * theirs["generate"]
-            if baseline == "grpo" and cheap > 0 and spread > 0:
-                one["like the paper's L40S"] = cheap / spread * here
+            one["with the paper's step cost"] = steps / 1.34
         account[baseline] = one
     return account
 
@@ -1084,14 +1134,14 @@ def draw_account(arms: dict[str, Rates], account: dict[str, dict], path: Path) -
         if "curve" not in one:
             continue
         middle.plot(*zip(*one["curve"]), color=f"C{i}", label=f"PODS against {baseline}")
-        marks = {"here": ("o", "this machine"), "like the paper's L40S": ("s", "as on an L40S")}
-        for key, (marker, label) in marks.items():
-            if key in one:
-                height = np.interp(one[key], *zip(*one["curve"]))
-                middle.plot(one[key], height, marker, color=f"C{i}", label=label)
+        height = one["steps ratio"] / one["step cost ratio"]
+        middle.plot(one["here"], height, "o", color=f"C{i}", label="this machine")
+        if "with the paper's step cost" in one:
+            style = {"color": f"C{i}", "ls": ":", "label": "a step at 1.34x, as on an L40S"}
+            middle.axhline(one["with the paper's step cost"], **style)
     middle.axhline(1, color="gray", lw=0.8)
     middle.set(title="If generation cost less or more", xscale="log", ylabel="times sooner")
-    middle.set_xlabel("generation / update, seconds in a PODS step")
+    middle.set_xlabel("generation / rest, seconds in a PODS step")
     for ax in (left, middle, right):
         ax.grid(alpha=0.3)
         if ax.lines:
@@ -1205,7 +1255,7 @@ def peers(arguments: argparse.Namespace) -> dict:
     except ImportError as error:
         raise train.InputError("peers compares with TRL: pip install trl==1.16.0") from error
     flags = ["--n", str(arguments.n), "--m", str(arguments.n), "--prompts-per-step", "4"]
-    config, _ = train.parse([*flags, "--eval-every", "0", "--eval-problems", "16"])
+    config = settings_of(arguments, *flags, "--eval-problems", "16")
     P, steps = config.prompts_per_step, arguments.rounds + 1
     micro_batch = min(config.micro_batch, P * config.n)
     with tempfile.TemporaryDirectory() as folder:
@@ -1376,7 +1426,7 @@ def profile(arguments: argparse.Namespace) -> dict:
     A small model reaches a small share of it; what matters is which part of a step is far below
     the other. Operations are torch's own, by the time spent in them and not in what they call.
     """
-    config, _ = train.parse([*arguments.train_flags, "--eval-every", "0", "--eval-problems", "16"])
+    config = settings_of(arguments, *arguments.train_flags, "--eval-problems", "16")
     P, n, m = config.prompts_per_step, config.n, config.m
     with tempfile.TemporaryDirectory() as folder:
         racer = Racer(config, Path(folder) / "run")
@@ -1469,7 +1519,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     added.add_argument("--vocabulary", type=int, default=151_936, help="V of the third table")
     added = command(accumulate, 15)
     added.add_argument("--prompts", type=int, default=4, help="P of each process")
-    added.add_argument("--m", type=int, nargs=1, default=[64], help="rollouts GRPO-GA trains on")
+    added.add_argument("--m", type=int, default=64, help="rollouts GRPO-GA trains on")
     added = command(race)
     added.add_argument("--minutes", type=float, default=0.3, help="training time of each run")
     added.add_argument("--every", type=float, default=1.5, help="seconds between evaluations")
