@@ -83,7 +83,7 @@ from lora import add_lora, load_with_adapter, merged_weights, whole
 from plan import MACHINES, PRESETS, dry_run, this_machine
 from pods import RULES, down_sample
 from rewards import DEFAULT_WEIGHTS, grader_stats, score
-from rollouts import Rollouts, TorchSampler, VLLMSampler
+from rollouts import Rollouts, TorchSampler, VLLMSampler, max_positions
 from tiny import TINY_POLICY
 
 PHASES = ("generate", "score", "select", "update", "sync")
@@ -104,9 +104,9 @@ class InputError(ValueError):
 # ---- configuration -------------------------------------------------------------------------------
 
 
-def option(default, meaning: str, choices=None):
+def option(default, meaning: str, choices=None, at_least=None, above=None):
     """A field of `Config`: its default, its meaning and when to change it, its allowed values."""
-    metadata = {"help": meaning, "choices": choices}
+    metadata = {"help": meaning, "choices": choices, "at_least": at_least, "above": above}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -142,47 +142,65 @@ class Config:
     )
 
     prompts_per_step: int = option(
-        4, "P, prompts a step of each process; more make the gradient less noisy"
+        4, "P, prompts a step of each process; more make the gradient less noisy", at_least=1
     )
-    temperature: float = option(1.0, "of sampling, for training and evaluation alike")
-    max_prompt_tokens: int = option(512, "longer prompts are dropped")
+    temperature: float = option(1.0, "of sampling, for training and evaluation alike", above=0)
+    max_prompt_tokens: int = option(512, "longer prompts are dropped", at_least=1)
     max_new_tokens: int | None = option(
-        None, "longest completion; default: 512, or what the model's positions leave"
+        None, "longest completion; default: 512, or what the model's positions leave", at_least=1
     )
 
     loss_type: str = option("dapo", "how tokens are averaged, see grpo.py", LOSS_TYPES)
-    epochs: int = option(1, "optimiser steps on each batch of kept rollouts")
-    clip: float = option(0.2, "clip range of the probability ratio; acts from the second epoch on")
-    beta: float = option(0.0, "weight of the KL to the initial policy; 0 needs no reference model")
+    epochs: int = option(1, "optimiser steps on each batch of kept rollouts", at_least=1)
+    clip: float = option(
+        0.2, "clip range of the probability ratio; acts from the second epoch on", at_least=0
+    )
+    beta: float = option(
+        0.0, "weight of the KL to the initial policy; 0 needs no reference model", at_least=0
+    )
     importance_cap: float | None = option(
         None, "largest weight that corrects for the sampler; 0: off; default: 2 with vllm, else 0"
     )
-    micro_batch: int = option(64, "sequences a forward and backward pass; lower to save memory")
+    micro_batch: int = option(
+        64, "sequences a forward and backward pass; lower to save memory", at_least=1
+    )
     gradient_checkpointing: bool = option(
         False, "keep less for the backward pass and compute it again: slower, far less memory"
     )
-    lora_rank: int = option(0, "train an adapter of this rank (the paper: 64); 0: all weights")
+    lora_rank: int = option(
+        0, "train an adapter of this rank (the paper: 64); 0: all weights", at_least=0
+    )
     merge: bool = option(False, "with --lora-rank, write the merged model too, to merged/")
-    lr: float = option(3e-4, "AdamW's learning rate after the warm-up; 5e-6 for a 3B model")
-    warmup_steps: int = option(5, "steps over which the learning rate rises to --lr")
+    lr: float = option(
+        3e-4, "AdamW's learning rate after the warm-up; 5e-6 for a 3B model", above=0
+    )
+    warmup_steps: int = option(5, "steps over which the learning rate rises to --lr", at_least=0)
     adam_beta2: float = option(0.95, "decay of AdamW's second moment")
-    weight_decay: float = option(0.0, "AdamW's decoupled weight decay")
-    max_grad_norm: float = option(1.0, "the gradient is scaled down to this norm")
+    weight_decay: float = option(0.0, "AdamW's decoupled weight decay", at_least=0)
+    max_grad_norm: float = option(1.0, "the gradient is scaled down to this norm", above=0)
 
     steps: int | None = option(
-        None, f"stop after this many steps; default: {DEFAULT_STEPS} unless --minutes is given"
+        None,
+        f"stop after this many steps; default: {DEFAULT_STEPS} unless --minutes is given",
+        at_least=1,
     )
-    minutes: float | None = option(None, "stop after this much training time, evaluation excluded")
+    minutes: float | None = option(
+        None, "stop after this much training time, evaluation excluded", above=0
+    )
     seed: int = option(0, "of prompts, rollouts and the random rule")
-    eval_every: int = option(10, "steps between evaluations; 0: only before and after")
-    eval_problems: int = option(1024, "held-out problems an evaluation uses; 0: all")
-    eval_samples: int = option(1, "completions for each of them; 8 gives pass@8")
-    save_every: int = option(20, "steps between checkpoints; what a killed run loses at most")
+    eval_every: int = option(10, "steps between evaluations; 0: only before and after", at_least=0)
+    eval_problems: int = option(1024, "held-out problems an evaluation uses; 0: all", at_least=0)
+    eval_samples: int = option(1, "completions for each of them; 8 gives pass@8", at_least=1)
+    save_every: int = option(
+        20, "steps between checkpoints; what a killed run loses at most", at_least=1
+    )
     tracker: str = option(
         "none", "also log there, by Accelerate", ("none", "tensorboard", "wandb", "trackio")
     )
     threads: int | None = option(
-        None, "CPU threads; default: 1 for models below 10M parameters, else torch's choice"
+        None,
+        "CPU threads; default: 1 for models below 10M parameters, else torch's choice",
+        at_least=1,
     )
 
     def __post_init__(self) -> None:
@@ -196,33 +214,21 @@ class Config:
 def check(config: Config) -> None:
     """Raise InputError for settings that cannot work, naming the numbers and the flags."""
     for field in dataclasses.fields(config):
-        check_type(field, getattr(config, field.name))
-        value, choices = getattr(config, field.name), field.metadata["choices"]
-        if choices and value is not None and value not in choices:
+        value = getattr(config, field.name)
+        check_type(field, value)
+        choices, at_least, above = map(field.metadata.get, ("choices", "at_least", "above"))
+        if value is None:
+            continue
+        if choices and value not in choices:
             raise InputError(f"{flag(field.name)} {value}: choose one of {', '.join(choices)}")
+        if at_least is not None and not at_least <= value < math.inf:
+            raise InputError(f"{flag(field.name)} {value}: must be {at_least} or more")
+        if above is not None and not above < value < math.inf:
+            raise InputError(f"{flag(field.name)} {value}: must be a number above {above}")
     if config.m < 2:
         raise InputError(f"--m {config.m} is too small: one rollout has no variance, use 2 or more")
     if config.m > config.n:
         raise InputError(f"--m {config.m} is larger than --n {config.n}: lower --m or raise --n")
-    at_least = {
-        1: (
-            *("prompts_per_step", "epochs", "micro_batch", "steps", "save_every", "eval_samples"),
-            *("max_new_tokens", "max_prompt_tokens", "threads"),
-        ),
-        0: (
-            *("warmup_steps", "eval_every", "eval_problems", "lora_rank"),
-            *("beta", "weight_decay", "clip"),
-        ),
-    }
-    for bound, names in at_least.items():
-        for name in names:
-            value = getattr(config, name)
-            if value is not None and not bound <= value < math.inf:
-                raise InputError(f"{flag(name)} {value}: must be {bound} or more")
-    for name in ("temperature", "lr", "max_grad_norm", "minutes"):
-        value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:
-            raise InputError(f"{flag(name)} {value}: must be a number above 0")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise InputError(
             f"--gpu-memory-utilization {config.gpu_memory_utilization}: must be above 0, at most 1"
@@ -233,6 +239,9 @@ def check(config: Config) -> None:
         raise InputError("--merge: there is nothing to merge without --lora-rank")
     if not 0 <= config.adam_beta2 < 1:
         raise InputError(f"--adam-beta2 {config.adam_beta2}: must be in [0, 1)")
+    names = [spec.partition("=")[0] for spec in config.eval_task]
+    if len(set(names)) < len(names):
+        raise InputError(f"--eval-task {' '.join(config.eval_task)}: names one task twice")
     weights = config.reward_weights
     if len(weights) != 3 or not all(map(math.isfinite, weights)) or not any(weights):
         raise InputError(
@@ -242,14 +251,23 @@ def check(config: Config) -> None:
 
 def check_type(field: dataclasses.Field, value: object) -> None:
     """Raise InputError for what the command line would not take: a config.json edited by hand."""
-    kind = str(field.type)  # "<class 'int'>", "int | None", "tuple[float, ...]"
-    if value is None and "None" in kind:
+    if value is None and "None" in str(field.type):
         return
-    name = next(name for name in ("int", "float", "bool", "str") if name in kind)
-    types = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}[name]
-    for part in value if kind.startswith("tuple") and isinstance(value, tuple) else (value,):
-        if not isinstance(part, types) or (isinstance(part, bool) and name != "bool"):
-            raise InputError(f"{flag(field.name)} {value!r}: must be {name}")
+    type_ = plain_type(field)
+    types = (int, float) if type_ is float else type_
+    for part in value if isinstance(value, tuple) and is_tuple(field) else (value,):
+        if not isinstance(part, types) or (isinstance(part, bool) and type_ is not bool):
+            raise InputError(f"{flag(field.name)} {value!r}: must be {type_.__name__}")
+
+
+def plain_type(field: dataclasses.Field) -> type:
+    """The type of a field's numbers or words: float of `float | None` and `tuple[float, ...]`."""
+    return next(type_ for type_ in (bool, int, float, str) if type_.__name__ in str(field.type))
+
+
+def is_tuple(field: dataclasses.Field) -> bool:
+    """Whether the field holds several of them."""
+    return str(field.type).startswith("tuple")
 
 
 def importance_cap(config: Config) -> float:
@@ -287,7 +305,6 @@ def parse(argv: list[str] | None) -> tuple[Config, argparse.Namespace]:
     """The configuration, and the flags that are no settings: preset, out, resume, and so on."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for field in dataclasses.fields(Config):
-        kind = str(field.type)  # "<class 'int'>", "int | None", "tuple[float, ...]"
         if field.type is bool:
             switch = {"action": argparse.BooleanOptionalAction, "default": argparse.SUPPRESS}
             parser.add_argument(flag(field.name), help=field.metadata["help"], **switch)
@@ -295,8 +312,8 @@ def parse(argv: list[str] | None) -> tuple[Config, argparse.Namespace]:
         shown = "" if field.default in (None, ()) else f" (default: {field.default})"
         parser.add_argument(
             flag(field.name),
-            type=next(type_ for type_ in (int, float, str) if type_.__name__ in kind),
-            nargs="+" if kind.startswith("tuple") else None,
+            type=plain_type(field),
+            nargs="+" if is_tuple(field) else None,
             choices=field.metadata["choices"],
             default=argparse.SUPPRESS,
             help=field.metadata["help"].replace("%", "%%") + shown,
@@ -362,9 +379,10 @@ def train(config: Config, out: Path, resume: bool = False) -> list[dict]:
         InputError: the model, the data or `out` cannot be used.
     """
     run = Run(config, out, resume)
-    for step in run.steps():
-        train_step(run, step)
-    return run.finish()
+    with run.stoppable():
+        for step in run.steps():
+            train_step(run, step)
+        return run.finish()
 
 
 def train_step(run: "Run", step: int) -> None:
@@ -434,8 +452,9 @@ def update(run: "Run", kept: Rollouts, advantages: torch.Tensor) -> dict[str, fl
         advantages: [P, m].
 
     Returns:
-        `loss` of the last epoch, `grad_norm` before clipping, `skipped` (1: no optimiser step), and
-        `logprob_gap`, the `mean` and `max` of |sampler's - trainer's log-prob| over the tokens that
+        `loss` of the last epoch, `grad_norm` before clipping, `skipped` (1: there was nothing to
+        learn from, or a gradient was not finite and the rest left out), and `logprob_gap`, the
+        `mean` and `max` of |sampler's - trainer's log-prob| over the tokens that
         were computed (None if none were): about 1e-6 in float32 and 1e-2 in bfloat16. More means
         that the sampler acts on other weights, or at another temperature, than are trained.
     """
@@ -819,7 +838,7 @@ class Run:
         )
         policy = Policy(self.model, dtype)
         self.policy, self.optimizer = distribute(self.accelerator, policy, optimizer, config)
-        self.step, self.time, self.rows, self.failed = 0, 0.0, [], 0
+        self.step, self.time, self.rows, self.failed, self.saved = 0, 0.0, [], 0, 0
         self.stop_signal, self.stop_time, self.stopped = None, 0.0, False
         self.seconds = dict.fromkeys(PHASES, 0.0)
         N, engine = self.accelerator.num_processes, self.accelerator.distributed_type.value
@@ -837,10 +856,10 @@ class Run:
         try:
             self.accelerator.init_trackers("pods", {k: str(v) for k, v in vars(config).items()})
         except Exception as error:  # each tracker raises its own: no account, no network
-            if not resume and self.accelerator.is_main_process:
-                (self.out / "config.json").unlink()  # so that the command can be given again
             raise InputError(f"--tracker {config.tracker}: {error}") from error
-        self.on_main(self._write_settings)  # after all that can fail
+        # After all that can fail, so that the command can be given again.
+        settings = json.dumps(dataclasses.asdict(config), indent=1)
+        self.on_main(partial(write_atomically, self.out / "config.json", settings))
 
     def _data(self, spec: str, split: str) -> Data:
         """`spec` is a task, or task=FOLDER for an evaluation task with a folder of its own."""
@@ -850,7 +869,7 @@ class Run:
 
     def _max_new_tokens(self, longest_prompt: int) -> int:
         """As asked for, or what the model's positions leave."""
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        limit = max_positions(self.model)
         room = (limit or math.inf) - longest_prompt
         wanted = self.config.max_new_tokens or min(512, max(room, 0))
         if wanted > room or wanted < 1:
@@ -910,14 +929,10 @@ class Run:
 
     def steps(self) -> Iterator[int]:
         """The numbers of the steps still to do; ends on --steps, --minutes, Ctrl-C or SIGTERM."""
-        handlers = {}
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python forbids it
-            for number in (signal.SIGINT, signal.SIGTERM):
-                handlers[number] = signal.signal(number, self._stop)
         # disable=None: where the output is a terminal.
         hidden = None if self.accelerator.is_main_process else True
         self.bar = tqdm(total=self.config.steps, initial=self.step, unit="step", disable=hidden)
-        try:
+        with self.bar:
             if not self.rows:
                 self._append({"step": self.step, "time": self.time} | self._evaluate())
             while not self._done():
@@ -928,8 +943,17 @@ class Run:
                 self.step += 1
                 self.seconds = dict.fromkeys(PHASES, 0.0)
                 yield self.step
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Inside, Ctrl-C and SIGTERM are `_stop`'s: in the steps and while the end is written."""
+        handlers = {}
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python forbids it
+            for number in (signal.SIGINT, signal.SIGTERM):
+                handlers[number] = signal.signal(number, self._stop)
+        try:
+            yield
         finally:
-            self.bar.close()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
@@ -945,7 +969,7 @@ class Run:
         self.accelerator.set_trigger()
         if self.accelerator.is_main_process:
             later = ", in 3 seconds or later," if self.accelerator.num_processes > 1 else ""
-            message = f"stopping after this step; once more{later} to stop at once"
+            message = f"finishing this step and saving; once more{later} to stop at once"
             tqdm.write(message, file=sys.stderr)
 
     def _done(self) -> bool:
@@ -966,14 +990,18 @@ class Run:
         self._append(row, shown)
         self.bar.set_postfix(reward=f"{row['reward']:.3f}", accuracy=f"{row['accuracy']:.3f}")
         self.bar.update()
-        self.failed = self.failed + 1 if not math.isfinite(row["grad_norm"]) else 0
+        self.failed = self.failed + 1 if not_finite(row) else 0
         if self.failed and self.accelerator.is_main_process:
             tqdm.write(f"step {self.step}: the gradient is not finite, no update", file=sys.stderr)
         if self.failed == 3:
+            hint = ""
+            if not self._by(DistributedType.DEEPSPEED):  # which has already stepped along them
+                self._save_model("model", self.model, self.model.state_dict().items())
+                hint = f", from the weights before these with --model {self.out / 'model'}"
             raise InputError(
-                "3 gradients in a row were not finite: start a new run with a lower --lr"
+                f"3 gradients in a row were not finite: start a new run with a lower --lr{hint}"
             )
-        if self.step % config.save_every == 0 and not self.failed:
+        if self.step - self.saved >= config.save_every and not self.failed:
             self._save()
 
     def evaluation(self) -> dict[str, dict[str, float]]:
@@ -1013,9 +1041,10 @@ class Run:
         return self.rows
 
     def on_main(self, work: Callable[[], object]) -> object:
-        """Let the first process do it; its result, or its error, is that of all processes.
+        """Let the first process do it; its result is that of all processes.
 
-        One process alone writes files. If it failed alone, the others would wait for it forever.
+        One process alone writes files. If it failed alone, the others would wait for it forever: it
+        raises its error, and they end without a word.
         """
         outcome = [None, None]
         if self.accelerator.is_main_process:
@@ -1024,8 +1053,11 @@ class Run:
             except (InputError, OSError) as error:
                 outcome[1] = error
         broadcast_object_list(outcome)
-        if outcome[1] is not None:
-            raise outcome[1]
+        error = outcome[1]
+        if error is not None and self.accelerator.is_main_process:
+            raise error
+        if error is not None:
+            raise SystemExit(2 if isinstance(error, InputError) else 1)
         return outcome[0]
 
     # -- files
@@ -1039,6 +1071,7 @@ class Run:
         state = {}  # of the first process: weights are too large to be sent as an object
         found = self.on_main(partial(self._go_back, state))
         self.rows, self.step, self.time = found["rows"], found["step"], found["time"]
+        self.saved = self.step
         N, before = self.accelerator.num_processes, found["processes"]
         if before != N:
             print(f"the run had {before} process(es) and goes on with {N}: from here on it sees")
@@ -1050,14 +1083,13 @@ class Run:
         print(f"resuming after step {self.step}" + (over if self._done() else ""))
 
     def _make_folder(self) -> None:
-        """The folder of a new run, empty but for its settings."""
+        """The folder of a new run, empty."""
         if self.out.exists() and not self.out.is_dir():
             raise InputError(f"--out {self.out} is a file: name a folder")
         if self.out.exists() and any(path.name != "lock" for path in self.out.iterdir()):
             raise InputError(f"--out {self.out} is not empty: add --resume to go on with a run")
         self.out.mkdir(parents=True, exist_ok=True)
         self._lock()
-        self._write_settings()
 
     def _lock(self) -> None:
         """Keep others from writing here: the same command given twice, a killed launcher's orphans.
@@ -1069,11 +1101,6 @@ class Run:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise InputError(f"--out {self.out}: another process is still writing there") from error
-
-    def _write_settings(self) -> None:
-        """config.json."""
-        settings = json.dumps(dataclasses.asdict(self.config), indent=1)
-        write_atomically(self.out / "config.json", settings)
 
     def _go_back(self, state: dict) -> dict:
         """Fill `state` from the checkpoint, and drop what was logged after it.
@@ -1091,8 +1118,10 @@ class Run:
         last = state.get("step", -1)
         lost = [row["step"] for row in read_rows(self.out / "metrics.jsonl") if row["step"] > last]
         finished = (self.out / "model").exists()
-        save_every = json.loads((self.out / "config.json").read_text())["save_every"]  # so far
-        if not state and lost and (finished or max(lost) > save_every):
+        settings = json.loads((self.out / "config.json").read_text())  # so far
+        save_every = settings.get("save_every", Config.save_every)
+        # Steps that fail put off the first checkpoint, but three in a row end the run.
+        if not state and lost and (finished or max(lost) > save_every + 2):
             raise InputError(
                 f"--resume: {self.out} holds {max(lost)} steps and no checkpoint that can be read: "
                 "start a new run in another --out"
@@ -1100,8 +1129,7 @@ class Run:
         left = {}
         for name in ("metrics.jsonl", "rollouts.jsonl"):
             left[name] = [row for row in read_rows(self.out / name) if row["step"] <= last]
-            lines = "".join(json.dumps(row) + "\n" for row in left[name])
-            write_atomically(self.out / name, lines)
+            write_atomically(self.out / name, "".join(map(json_line, left[name])))
         found = {"checkpoint": bool(state), "moments": "optimizer" in state}
         found |= {"rows": left["metrics.jsonl"], "step": state.get("step", 0)}
         found |= {"time": state.get("time", 0.0)}
@@ -1115,7 +1143,7 @@ class Run:
         def write() -> None:
             for name, new in (("metrics.jsonl", [row]), ("rollouts.jsonl", shown)):
                 with open(self.out / name, "a") as file:
-                    file.writelines(json.dumps(line) + "\n" for line in new)
+                    file.writelines(json_line(line) for line in new)
 
         self.on_main(write)
 
@@ -1165,6 +1193,7 @@ class Run:
         progress = {"step": self.step, "time": self.time}
         state = progress | {"processes": self.accelerator.num_processes} | self._state()
         self.on_main(partial(save_checkpoint, state, self.out / "checkpoint"))
+        self.saved = self.step
 
     def _save_model(self, name: str, model: nn.Module, weights: Iterable) -> None:
         """Write a model to a folder of the run. `weights` may be in parts on several processes."""
@@ -1196,13 +1225,18 @@ def save_checkpoint(state: dict, folder: Path) -> None:
         reason = error if isinstance(error, OSError) else error.__context__ or error
         raise OSError(f"cannot write {path}: {reason}") from error
     os.replace(path.with_suffix(".tmp"), path)
-    for old in sorted(folder.glob("step_*.pt"))[:-2]:  # the one before stays, as a reserve
+    for old in checkpoints(folder)[:-2]:  # the one before stays, as a reserve
         old.unlink()
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The files of checkpoints, oldest first."""
+    return sorted(folder.glob("step_*.pt"), key=lambda path: int(path.stem.partition("_")[2]))
 
 
 def load_checkpoint(folder: Path) -> dict | None:
     """The newest checkpoint that can be read, or None."""
-    for path in sorted(folder.glob("step_*.pt"), reverse=True):
+    for path in reversed(checkpoints(folder)):
         try:
             return torch.load(path, weights_only=True)
         except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
@@ -1215,6 +1249,11 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
     os.replace(temporary, path)
+
+
+def json_line(row: dict) -> str:
+    """A row as a line of JSON, which has no NaN and no infinity: null stands for them."""
+    return json.dumps(json.loads(json.dumps(row), parse_constant=lambda name: None)) + "\n"
 
 
 def read_rows(path: Path) -> list[dict]:
@@ -1275,6 +1314,11 @@ def combined(rows: Sequence[dict]) -> dict:
     return row
 
 
+def not_finite(row: dict) -> bool:
+    """Whether a step's gradient was not finite, which metrics.jsonl holds as null."""
+    return row["grad_norm"] is None or not math.isfinite(row["grad_norm"])
+
+
 def flat(row: dict, prefix: str = "") -> dict[str, float]:
     """The row's numbers under names like seconds/update, as trackers want them."""
     numbers = {}
@@ -1315,6 +1359,9 @@ def summary(rows: Sequence[dict], out: Path) -> str:
         f"groups without signal: {idle} of {sum(row['groups'] for row in steps)} "
         f"(all kept rewards equal, nothing to learn)"
     )
+    skipped = sum(map(not_finite, steps))
+    if skipped:
+        lines.append(f"steps without an update, because the gradient was not finite: {skipped}")
     lines.append(f"{out}: metrics.jsonl, rollouts.jsonl, curves.png, model/, checkpoint/")
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
+import bench
 import train
 from grpo import group_advantages, token_log_probs
 from lora import whole
@@ -137,14 +139,17 @@ def work_gradients(out: Path) -> None:
 
 
 def work_seeds(out: Path) -> None:
-    """Which problems and completions each process gets in three steps."""
+    """Which problems each process gets in three steps, and what its seeds make of one prompt."""
     run = Run(Config(**SMALL), out)
     seen = []
     for step in (1, 2, 3):
-        problems, prompt_ids = run.prompts(step)
-        seed = run.step_seed("rollouts", step)
-        same_prompt = run.sampler.generate(prompt_ids[:1], 4, 20, 1.0, seed)
-        seen.append({"prompts": [p.prompt for p in problems], "seed": seed, "n": same_prompt.texts})
+        problems, _ = run.prompts(step)
+        seed, same_prompt = run.step_seed("rollouts", step), run.train_data.prompt_ids[:1]
+        (completions,) = run.sampler.generate(same_prompt, 8, 26, 1.0, seed).texts
+        keep = torch.Generator().manual_seed(run.step_seed("rule", step))
+        random = train.down_sample(torch.zeros(1, 64), 8, "random", keep).tolist()
+        seen.append({"prompts": [p.prompt for p in problems], "rollouts": completions})
+        seen[-1] |= {"random rule": random}
     everything = train.gather_object([seen])
     if int(os.environ["RANK"]) == 0:
         (out / "seen.json").write_text(json.dumps(everything))
@@ -160,6 +165,34 @@ def learn(out: Path, P: int) -> list[float]:
             train.train_step(run, step)
         accuracies.append(run.rows[-1]["eval_accuracy"])
     return accuracies
+
+
+def work_accumulate(out: Path) -> None:
+    """How often each case of the bench sends its gradients: counted, not timed."""
+    prepare, found, sent = bench.prepare_update, {}, []
+
+    def counted(case):
+        update = prepare(case)
+
+        def counting(state, bucket):
+            sent.append(bucket.index())
+            return allreduce_hook(state, bucket)
+
+        update.args[0].policy.register_comm_hook(None, counting)
+        return update
+
+    def once_each(functions, rounds, least):
+        for name, function in functions.items():
+            function()  # after a first update DDP puts the gradients into other buckets
+            sent.clear()
+            function()
+            found[name] = len(sent)
+        return {name: [1.0] for name in functions}
+
+    bench.prepare_update, bench.interleaved = counted, once_each
+    bench.accumulate(SimpleNamespace(m=32, prompts=2, rounds=1))
+    if int(os.environ["RANK"]) == 0:
+        (out / "sent.json").write_text(json.dumps(found))
 
 
 def work_learn(out: Path) -> None:
@@ -258,6 +291,7 @@ def work_deepspeed(out: Path) -> None:
 WORK = {
     "gradients": work_gradients,
     "seeds": work_seeds,
+    "accumulate": work_accumulate,
     "learn": work_learn,
     "fsdp": work_fsdp,
     "deepspeed": work_deepspeed,
@@ -317,9 +351,10 @@ def test_updates_of_deepspeed_are_those_of_one_process(tmp_path):
 def test_every_process_has_its_own_prompts_and_random_numbers(tmp_path):
     in_two_processes("seeds", tmp_path)
     first, second = json.loads((tmp_path / "seen.json").read_text())
-    prompts = [step["prompts"][0] for process in (first, second) for step in process]
-    assert len(set(prompts)) == 6
-    assert len({step["seed"] for process in (first, second) for step in process}) == 6
+    steps = first + second
+    assert len({step["prompts"][0] for step in steps}) == 6
+    assert len({str(step["rollouts"]) for step in steps}) == 6  # of one and the same prompt
+    assert len({str(step["random rule"]) for step in steps}) == 6
 
 
 def test_two_processes_learn_like_one_with_as_many_prompts(tmp_path):
@@ -351,7 +386,7 @@ def test_one_process_writes(whole_run):
     shown = [json.loads(line) for line in (whole_run / "rollouts.jsonl").read_text().splitlines()]
     assert len(shown) == 40 * 4
     assert without_times(whole_run)[-1]["eval"]["arithmetic"]["problems"] == 17
-    assert max(row["groups_without_signal"] for row in without_times(whole_run)[1:]) <= 2
+    assert {row["groups"] for row in without_times(whole_run)[1:]} == {2}  # of both together
     AutoModelForCausalLM.from_pretrained(whole_run / "model")
 
 
@@ -484,6 +519,31 @@ def test_bench_measures_accumulation_in_all_processes_and_one_reports(tmp_path):
         (32, 2, "never"),
         (32, 1, "once"),
     ]
+
+
+def test_bench_sends_gradients_as_its_table_says(tmp_path):
+    in_two_processes("accumulate", tmp_path)
+    sent = json.loads((tmp_path / "sent.json").read_text())
+    buckets = sent["PODS, one pass"]
+    assert buckets > 0
+    assert sent == {
+        "PODS, one pass": buckets,
+        "GA, accumulated": buckets,
+        "GA, sent every pass": 2 * buckets,
+        "GA, never sent": 0,
+        "GA, one pass": buckets,
+    }
+
+
+def test_a_file_that_cannot_be_written_is_said_once(tmp_path):
+    """The first process writes; the others end with it, without a word and without waiting."""
+    command = launch(ROOT / "train.py", *flags(), "--out", tmp_path / "run")
+    limits = "ulimit -f 400; exec " + shlex.join(map(str, command))  # KB: no checkpoint fits
+    done = run_command(["bash", "-c", limits])
+    assert done.returncode != 0
+    said = re.findall("^train.py: .*", done.stderr, re.MULTILINE)
+    assert len(said) == 1 and "cannot write" in said[0] and "step_000002.pt" in said[0], done.stderr
+    assert len(without_times(tmp_path / "run")) == 3  # steps 0 to 2 are logged
 
 
 if __name__ == "__main__":

@@ -228,8 +228,8 @@ def test_second_ctrl_c_leaves_at_once(tmp_path):
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, process)
     process.send_signal(signal.SIGINT)
-    while "stopping after this step" not in process.stderr.readline():
-        pass
+    while "once more to stop" not in (line := process.stderr.readline()):
+        assert line or process.poll() is None
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -341,6 +341,7 @@ def test_tracker_that_is_not_installed_is_an_error(tmp_path, monkeypatch, capsys
         ("--micro-batch 0", ["--micro-batch 0"]),
         ("--max-new-tokens 500", ["--max-new-tokens 500", "32 positions"]),
         ("--max-prompt-tokens 3", ["3"]),
+        ("--eval-task gsm8k=A gsm8k=B", ["gsm8k=A gsm8k=B", "twice"]),
         ("--reward-weights 1 2", ["--reward-weights"]),
         ("--reward-weights 0 0 0", ["--reward-weights"]),
         ("--loss-type ppo", ["ppo", "dapo"]),
@@ -699,19 +700,131 @@ def test_learning_rate_warms_up_then_stays(tmp_path):
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
 
 
-def test_gradient_that_is_not_finite_is_skipped_said_and_ends_the_run(
-    tmp_path, monkeypatch, capsys
-):
-    def broken(current, *arguments, **options):
-        return current.sum() * math.nan
+def break_gradients(monkeypatch, steps: set[int]) -> None:
+    """From here on the gradients of these steps are not finite."""
+    step, real_step = {}, train.train_step
 
+    def counting(run, number: int) -> None:
+        step["now"] = number
+        real_step(run, number)
+
+    def broken(current, *arguments, **options):
+        loss = grpo_loss(current, *arguments, **options)
+        return loss * (math.nan if step["now"] in steps else 1.0)
+
+    monkeypatch.setattr(train, "train_step", counting)
     monkeypatch.setattr(train, "grpo_loss", broken)
-    with pytest.raises(InputError, match="3 gradients in a row"):
-        train.train(small(steps=20, save_every=1), tmp_path / "run")
-    assert "not finite" in capsys.readouterr().err
-    rows = without_times(tmp_path / "run")
-    assert [row["skipped"] for row in rows[1:]] == [1, 1, 1]
-    assert not list((tmp_path / "run").glob("checkpoint/*"))
+
+
+def strict_rows(out: Path) -> list[dict]:
+    """metrics.jsonl as a reader sees it that knows JSON and nothing else."""
+
+    def refuse(constant: str):
+        raise AssertionError(f"{constant} is not JSON")
+
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line, parse_constant=refuse) for line in lines]
+
+
+def test_three_gradients_in_a_row_that_are_not_finite_end_the_run(tmp_path, monkeypatch, capsys):
+    break_gradients(monkeypatch, {3, 4, 5})
+    with pytest.raises(InputError, match=r"3 gradients in a row.* --model .*/run/model"):
+        train.train(small(steps=20, save_every=2), tmp_path / "run")
+    assert capsys.readouterr().err.count("not finite") == 3
+    rows = strict_rows(tmp_path / "run")
+    assert [row["skipped"] for row in rows[3:]] == [1, 1, 1] and len(rows) == 6
+    assert [row["grad_norm"] is None for row in rows[1:]] == [False, False, True, True, True]
+    assert [path.name for path in (tmp_path / "run/checkpoint").iterdir()] == ["step_000002.pt"]
+    # What is left to go on from is what the last good update left.
+    good = train.load_checkpoint(tmp_path / "run" / "checkpoint")["model"]
+    for name, weight in weights_of(tmp_path / "run").items():
+        assert name not in good or torch.equal(weight, good[name]), name
+
+
+def test_single_gradients_that_are_not_finite_are_passed_over(tmp_path, monkeypatch, capsys):
+    """Not three in a row: the run goes on. They are counted, and a checkpoint may come late."""
+    break_gradients(monkeypatch, {1, 2, 4, 6, 7})
+    saved = []
+    save = train.save_checkpoint
+
+    def remember(state: dict, folder: Path) -> None:
+        saved.append(state["step"])
+        save(state, folder)
+
+    monkeypatch.setattr(train, "save_checkpoint", remember)
+    rows = train.train(small(steps=8, save_every=4), tmp_path / "run")
+    assert [row["skipped"] for row in rows[1:]] == [1, 1, 0, 1, 0, 1, 1, 0]
+    assert saved == [5, 8]
+    printed = capsys.readouterr()
+    assert "steps without an update, because the gradient was not finite: 5" in printed.out
+    assert "step 4: the gradient is not finite" in printed.err
+
+
+def test_kill_after_a_checkpoint_that_failed_steps_put_off_is_resumed(tmp_path, monkeypatch):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    break_gradients(monkeypatch, {2, 3})
+    train.train(small(save_every=2), whole)
+    with pytest.raises(KeyboardInterrupt):  # in step 4, with three steps logged and nothing saved
+        real = train.Run.record
+
+        def die(self, *arguments):
+            if self.step == 4:
+                raise KeyboardInterrupt
+            real(self, *arguments)
+
+        monkeypatch.setattr(train.Run, "record", die)
+        train.train(small(save_every=2), killed)
+    monkeypatch.setattr(train.Run, "record", real)
+    assert not list((killed / "checkpoint").glob("*")) and len(strict_rows(killed)) == 4
+    assert train.main(["--resume", "--out", str(killed)]) == 0
+    assert strict_rows(killed)[-1]["eval"] == strict_rows(whole)[-1]["eval"]
+    for name, weight in weights_of(whole).items():
+        assert torch.equal(weights_of(killed)[name], weight), name
+
+
+def test_sigterm_while_the_end_is_written_waits_for_it(tmp_path, monkeypatch, capsys):
+    def terminate(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(train, "draw_curves", terminate)
+    before = signal.getsignal(signal.SIGTERM)
+    train.train(small(steps=1), tmp_path / "run")
+    assert "saving" in capsys.readouterr().err
+    assert (tmp_path / "run" / "model").exists()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_rows_of_several_processes_are_one_row():
+    """Counts add up, flags and maxima are the largest, the rest is averaged, None is no number."""
+    rows = [
+        {"groups": 4, "groups_without_signal": 1, "grader_failures": 0, "skipped": 0}
+        | {"reward": 1.0, "logprob_gap": {"mean": 1e-6, "max": 3e-6}, "seconds": {"update": 2.0}},
+        {"groups": 4, "groups_without_signal": 3, "grader_failures": 2, "skipped": 1}
+        | {"reward": 0.5, "logprob_gap": {"mean": None, "max": None}, "seconds": {"update": 4.0}},
+    ]
+    assert train.combined(rows) == {
+        **{"groups": 8, "groups_without_signal": 4, "grader_failures": 2, "skipped": 1},
+        **{"reward": 0.75, "logprob_gap": {"mean": 1e-6, "max": 3e-6}, "seconds": {"update": 3.0}},
+    }
+    nothing = [row["logprob_gap"] for row in rows[1:]]
+    assert train.combined(nothing) == {"mean": None, "max": None}
+
+
+def test_checkpoints_are_ordered_by_number(tmp_path):
+    for step in (999_998, 999_999, 1_000_000):
+        train.save_checkpoint({"step": step}, tmp_path / "checkpoint")
+    assert train.load_checkpoint(tmp_path / "checkpoint") == {"step": 1_000_000}
+    assert len(list((tmp_path / "checkpoint").iterdir())) == 2
+
+
+def test_a_run_of_a_version_with_fewer_settings_is_resumed(tmp_path):
+    train.train(small(steps=2), tmp_path / "run")
+    settings = json.loads((tmp_path / "run" / "config.json").read_text())
+    for name in ("save_every", "tracker", "clip"):
+        del settings[name]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(settings))
+    assert train.main(["--resume", "--out", str(tmp_path / "run"), "--steps", "3"]) == 0
+    assert len(strict_rows(tmp_path / "run")) == 4
 
 
 def test_dropout_is_off_while_training(tmp_path):
