@@ -1,8 +1,10 @@
 """Shared by all tests: no network, one thread (the fastest for tiny models), and random models."""
 
+import json
 import os
 import subprocess
 import time
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -54,6 +56,12 @@ def wait_for(condition, process: subprocess.Popen, seconds: float = 120) -> None
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def without_times(out: Path) -> list[dict]:
+    """The rows of a run's metrics.jsonl but for what the clock says."""
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in ("time", "seconds")} for row in rows]
 
 
 @pytest.fixture(params=["qwen2", "llama", "gpt2"])

@@ -20,7 +20,7 @@ from accelerate import FullyShardedDataParallelPlugin, PartialState
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from accelerate.utils import DistributedType
-from conftest import wait_for
+from conftest import wait_for, without_times
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
@@ -54,11 +54,6 @@ def run_command(command: list[str], **options) -> subprocess.CompletedProcess:
 
 def flags(**changes) -> list[str]:
     return [part for k, v in (SMALL | changes).items() for part in (train.flag(k), str(v))]
-
-
-def without_times(out: Path) -> list[dict]:
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("time", "seconds")} for row in rows]
 
 
 # ---- the work of the processes -------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import wait_for
+from conftest import wait_for, without_times
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import tiny
@@ -41,12 +41,6 @@ def flags(**changes) -> list[str]:
 
 def command(*arguments: object) -> list[str]:
     return [sys.executable, "-u", str(ROOT / "train.py"), *map(str, arguments)]
-
-
-def without_times(out: Path) -> list[dict]:
-    """The rows of metrics.jsonl but for what the clock says."""
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("time", "seconds")} for row in rows]
 
 
 def weights_of(out: Path) -> dict[str, torch.Tensor]:
