@@ -61,8 +61,18 @@ def load_with_adapter(folder: str | Path, dtype: torch.dtype) -> nn.Module:
     """
     import peft
 
-    model = peft.AutoPeftModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    return model.merge_and_unload()
+    try:
+        model = peft.AutoPeftModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    except OSError as error:
+        base = peft.PeftConfig.from_pretrained(folder).base_model_name_or_path
+        raise OSError(f"the adapter's base model {base} cannot be loaded: {error}") from error
+    # Merging leaves the rest frozen, as it was under the adapter.
+    return model.merge_and_unload().requires_grad_(True)
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Whether the folder holds an adapter, and not a model of its own."""
+    return Path(folder, "adapter_config.json").exists()
 
 
 @torch.no_grad()

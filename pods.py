@@ -169,7 +169,7 @@ def _check(rewards: torch.Tensor, m: int) -> tuple[torch.Tensor, int]:
     # Without the dtype, torch reads a list of Python floats as float32 and merges close rewards.
     is_array = hasattr(rewards, "dtype")
     rewards = torch.as_tensor(rewards, dtype=None if is_array else torch.float64).detach()
-    rewards = rewards.to(torch.float64)
+    rewards = rewards.to(torch.float64).contiguous()
     m = operator.index(m)
     if rewards.dim() == 0 or rewards.shape[-1] == 0:
         raise ValueError(

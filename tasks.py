@@ -169,8 +169,11 @@ def _text(row: Mapping, name: str) -> str:
 
 
 def _field(row: Mapping, name: str, kind):
-    if isinstance(row.get(name), kind):
-        return row[name]
+    value = row.get(name)
+    if (
+        isinstance(value, kind) and not isinstance(value, bool) and value == value
+    ):  # no true, no NaN
+        return value
     raise ValueError(f"the field {name!r} is missing or not of its type (fields: {', '.join(row)})")
 
 

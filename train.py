@@ -79,7 +79,7 @@ from grpo import (
     importance_weights,
     loss_normalizer,
 )
-from lora import add_lora, load_with_adapter, merged_weights, whole
+from lora import add_lora, is_adapter, load_with_adapter, merged_weights, whole
 from plan import MACHINES, PRESETS, dry_run, this_machine
 from pods import RULES, down_sample
 from rewards import DEFAULT_WEIGHTS, grader_stats, score
@@ -239,7 +239,7 @@ def check(config: Config) -> None:
         raise InputError("--merge: there is nothing to merge without --lora-rank")
     if not 0 <= config.adam_beta2 < 1:
         raise InputError(f"--adam-beta2 {config.adam_beta2}: must be in [0, 1)")
-    names = [spec.partition("=")[0] for spec in config.eval_task]
+    names = [task_and_folder(spec)[0] for spec in config.eval_task]
     if len(set(names)) < len(names):
         raise InputError(f"--eval-task {' '.join(config.eval_task)}: names one task twice")
     weights = config.reward_weights
@@ -268,6 +268,12 @@ def plain_type(field: dataclasses.Field) -> type:
 def is_tuple(field: dataclasses.Field) -> bool:
     """Whether the field holds several of them."""
     return str(field.type).startswith("tuple")
+
+
+def task_and_folder(spec: str) -> tuple[str, str | None]:
+    """What an evaluation task means: `task` or `task=FOLDER`; a file may have = in its name."""
+    name, _, folder = (spec, "", "") if Path(spec).is_file() else spec.partition("=")
+    return name, folder or None
 
 
 def importance_cap(config: Config) -> float:
@@ -679,17 +685,22 @@ def load_model(
 ) -> tuple[nn.Module, transformers.PreTrainedTokenizerBase]:
     """Model and tokenizer from a folder or the hub, or InputError. An adapter comes merged."""
     path = str(TINY_POLICY) if name == Config.model else name
-    if not Path(path).is_dir() and (path.count("/") != 1 or path.startswith((".", "/", "~"))):
+    if Path(path).is_dir():
+        path = os.path.abspath(
+            path
+        )  # an adapter's folder names it, and may be loaded from anywhere
+    elif path.count("/") != 1 or path.startswith((".", "/", "~")):
         raise InputError(f"--model {name}: no such folder, and not a hub name such as owner/model")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        is_adapter = Path(path, "adapter_config.json").exists()
-        load = load_with_adapter if is_adapter else AutoModelForCausalLM.from_pretrained
+        load = load_with_adapter if is_adapter(path) else AutoModelForCausalLM.from_pretrained
         model = load(path, dtype=dtype)
     except Exception as error:  # safetensors, tokenizers and transformers each raise their own
         reason = (str(error).strip() or "no message").splitlines()[0]
         if not isinstance(error, (OSError, ValueError)):
             reason = f"{type(error).__name__}: {reason}"
+        if Path(path, "model").is_dir():  # the folder of a run
+            reason = f"did you mean {Path(path, 'model')}? ({reason})"
         raise InputError(f"--model {name}: {reason}") from error
     # Dropout makes the policy that is trained another one than the policy that was sampled from.
     for module in model.modules():
@@ -796,8 +807,8 @@ class Run:
             config.threads or (1 if parameters < 10_000_000 else torch.get_num_threads())
         )
         self.eval_data = {
-            spec.partition("=")[0]: self._data(spec, "test").subset(config.eval_problems)
-            for spec in config.eval_task or (config.task,)
+            name: self._data(name, "test", folder).subset(config.eval_problems)
+            for name, folder in map(task_and_folder, config.eval_task or (config.task,))
         }
         every = list(self.eval_data.values())
         if train:
@@ -825,6 +836,7 @@ class Run:
         except ValueError as error:
             raise InputError(f"--model {config.model}: {error}") from error
         self.sampler = self._sampler(longest + self.max_new_tokens)
+        self.policy = self.optimizer = None
         if not train:
             return
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]
@@ -861,11 +873,10 @@ class Run:
         settings = json.dumps(dataclasses.asdict(config), indent=1)
         self.on_main(partial(write_atomically, self.out / "config.json", settings))
 
-    def _data(self, spec: str, split: str) -> Data:
-        """`spec` is a task, or task=FOLDER for an evaluation task with a folder of its own."""
-        name, _, source = spec.partition("=") if split == "test" else (spec, "", "")
-        source = source or (self.config.data if name == self.config.task else None)
-        return Data(name, split, source, self.tokenizer, self.config)
+    def _data(self, task: str, split: str, source: str | None = None) -> Data:
+        """A task's problems, from a folder of its own or from the one of --task."""
+        source = source or (self.config.data if task == self.config.task else None)
+        return Data(task, split, source, self.tokenizer, self.config)
 
     def _max_new_tokens(self, longest_prompt: int) -> int:
         """As asked for, or what the model's positions leave."""
@@ -996,7 +1007,7 @@ class Run:
         if self.failed == 3:
             hint = ""
             if not self._by(DistributedType.DEEPSPEED):  # which has already stepped along them
-                self._save_model("model", self.model, self.model.state_dict().items())
+                self._save_models()
                 hint = f", from the weights before these with --model {self.out / 'model'}"
             raise InputError(
                 f"3 gradients in a row were not finite: start a new run with a lower --lr{hint}"
@@ -1018,27 +1029,30 @@ class Run:
     def finish(self) -> list[dict]:
         """Save the state and the model, draw the curves, say what happened."""
         self._save()
-        self._save_model("model", self.model, self.model.state_dict().items())
-        if self.config.merge:
-            base = self.model.get_base_model()
-            self._save_model("merged", base, merged_weights(self.model))
+        self._save_models()
         self.on_main(partial(draw_curves, self.rows, self.out / "curves.png"))
         print(summary(self.rows, self.out))
         for tracker in self.accelerator.trackers:
             tracker.finish()
-        if self.accelerator.num_processes > 1:
-            # In this order: an engine ends its own process groups, and a policy that outlives its
-            # group would wait forever for a thread of the group's. (A single process has no group;
-            # one that it finds belongs to an engine that may live on.)
-            self.sampler.close()
-            self.policy = self.accelerator.free_memory(self.policy, self.optimizer)[0]
-            self.accelerator.state.destroy_process_group()
+        self.leave()
         if self.stopped:
             N = self.accelerator.num_processes
             start = "python" if N == 1 else f"the same launcher ({N} processes) and"
             print(f"stopped; go on with: {start} train.py --resume --out {self.out}")
             raise SystemExit(128 + (self.stop_signal or signal.SIGTERM))
         return self.rows
+
+    def leave(self) -> None:
+        """Part from the other processes, if there are any, so that all can end.
+
+        In this order: an engine ends its own process groups, and a policy that outlives its group
+        would wait forever for a thread of the group's. (A single process has no group; one that it
+        finds belongs to an engine that may live on.)
+        """
+        if self.accelerator.num_processes > 1:
+            self.sampler.close()
+            self.policy = self.accelerator.free_memory(self.policy, self.optimizer)[0]
+            self.accelerator.state.destroy_process_group()
 
     def on_main(self, work: Callable[[], object]) -> object:
         """Let the first process do it; its result is that of all processes.
@@ -1162,8 +1176,9 @@ class Run:
         weights = get_model_state_dict(self.model, options=options)
         state = {"model": {name: weights[name] for name in weights if name in trained}}
         # DeepSpeed's optimizer is in pieces that only it can put together: its moments are lost.
-        if not self._by(DistributedType.DEEPSPEED):
-            optimizer = self.optimizer.optimizer
+        # And before its first step an optimizer has none: asking would make one, and count it.
+        optimizer = self.optimizer.optimizer
+        if optimizer.state and not self._by(DistributedType.DEEPSPEED):
             state["optimizer"] = get_optimizer_state_dict(self.model, optimizer, options=options)
         return state
 
@@ -1181,7 +1196,7 @@ class Run:
         if moments and not by_deepspeed:
             moments = state.get("optimizer", {})
             set_optimizer_state_dict(self.model, optimizer, moments, options=options)
-        else:
+        elif by_deepspeed:
             print("AdamW's moments start anew: DeepSpeed keeps them in a form of its own")
 
     def _by(self, engine: DistributedType) -> bool:
@@ -1194,6 +1209,17 @@ class Run:
         state = progress | {"processes": self.accelerator.num_processes} | self._state()
         self.on_main(partial(save_checkpoint, state, self.out / "checkpoint"))
         self.saved = self.step
+
+    def _save_models(self) -> None:
+        """model/, and merged/ if it is asked for."""
+        base = self.model.get_base_model() if self.config.lora_rank else None
+        if base is not None and is_adapter(self.config.model):
+            # An adapter on top of an adapter is no folder that anyone could load.
+            self._save_model("model", base, merged_weights(self.model))
+        else:
+            self._save_model("model", self.model, self.model.state_dict().items())
+        if self.config.merge:
+            self._save_model("merged", base, merged_weights(self.model))
 
     def _save_model(self, name: str, model: nn.Module, weights: Iterable) -> None:
         """Write a model to a folder of the run. `weights` may be in parts on several processes."""
@@ -1222,6 +1248,8 @@ def save_checkpoint(state: dict, folder: Path) -> None:
             os.fsync(file.fileno())
     except (OSError, RuntimeError) as error:  # torch hides a full disk behind a RuntimeError
         path.with_suffix(".tmp").unlink(missing_ok=True)
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
         reason = error if isinstance(error, OSError) else error.__context__ or error
         raise OSError(f"cannot write {path}: {reason}") from error
     os.replace(path.with_suffix(".tmp"), path)
@@ -1458,6 +1486,7 @@ def carry_out(argv: list[str] | None) -> int:
             print(results)
             run.on_main(partial(write_atomically, out / "eval.json", results + "\n"))
             print(f"written to {out / 'eval.json'}")
+            run.leave()
         else:
             train(config, out, command.resume)
     except InputError as error:
@@ -1472,6 +1501,13 @@ def carry_out(argv: list[str] | None) -> int:
             which = f"process {PROCESS}: "
             print(f"train.py: {which}another process has ended ({reason})", file=sys.stderr)
             return 1
+        if "probability tensor" in reason:  # so torch calls what sampling finds then
+            print(
+                "train.py: the policy gives no probabilities any more, its weights have grown out "
+                "of bounds: start a new run with a lower --lr (or --weight-decay, --beta)",
+                file=sys.stderr,
+            )
+            return 2
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in reason:
             raise
         print(

@@ -1,13 +1,14 @@
 """Adapters, bfloat16, gradient checkpointing, and the weight that corrects for the sampler."""
 
-import json
 import math
+import shutil
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import random_model
+from conftest import random_model, without_times
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -47,12 +48,6 @@ def log_probs(model, temperature: float = 1.0) -> torch.Tensor:
     """Log-probs of two fixed sequences."""
     ids = torch.randint(1, 19, (2, 12), generator=torch.Generator().manual_seed(1))
     return token_log_probs(model, ids, torch.ones_like(ids), 7, temperature)
-
-
-def rows_of(out) -> list[dict]:
-    """The rows of metrics.jsonl but for what the clock says."""
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("time", "seconds")} for row in rows]
 
 
 # ---- the importance weight -----------------------------------------------------------------------
@@ -267,17 +262,46 @@ def test_resuming_with_an_adapter_is_exact(lora_run, tmp_path):
     half = train.dataclasses.replace(config, steps=2)
     train.train(half, out)
     train.train(config, out, resume=True)
-    assert rows_of(out) == rows_of(whole)
+    assert without_times(out) == without_times(whole)
     a, b = (dict(train.load_checkpoint(o / "checkpoint")["model"]) for o in (out, whole))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_saved_adapter_can_be_evaluated_and_trained_further(lora_run, tmp_path):
+def test_a_saved_adapter_is_evaluated_as_the_policy_it_stands_for(lora_run):
     out, _ = lora_run
     model, _ = train.load_model(str(out / "model"))
     assert all(".lora_" not in name for name, _ in model.named_parameters())
-    run = Run(Config(**SMALL, model=str(out / "model"), lora_rank=2), tmp_path / "further")
-    assert {"2"} == {str(w.shape[0]) for n, w in run.model.named_parameters() if "lora_A" in n}
+    merged, _ = train.load_model(str(out / "merged"))
+    torch.testing.assert_close(log_probs(model), log_probs(merged), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_run_from_a_saved_adapter_leaves_the_policy_that_it_ends_with(lora_run, rank, tmp_path):
+    """All weights of the merged model are trained, or a second adapter on top of it."""
+    start = str(lora_run[0] / "model")
+    config = Config(**SMALL, model=start, lora_rank=rank, lr=1e-3)
+    run = Run(config, tmp_path / "further")
+    trained = [name for name, weight in run.model.named_parameters() if weight.requires_grad]
+    assert trained and all((".lora_" in name) == (rank > 0) for name in trained)
+    before = log_probs(run.model).clone()
+    for step in run.steps():
+        train.train_step(run, step)
+    run.finish()
+    after, loaded = log_probs(run.model), train.load_model(str(tmp_path / "further" / "model"))[0]
+    torch.testing.assert_close(log_probs(loaded), after, atol=1e-4, rtol=0)
+    assert not torch.allclose(before, after, atol=1e-3)
+    assert not torch.allclose(log_probs(train.load_model("tiny_policy")[0]), after, atol=1e-2)
+
+
+def test_an_adapter_of_a_local_model_is_loaded_from_anywhere(tmp_path, monkeypatch):
+    shutil.copytree(TINY_POLICY, tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    train.train(Config(**SMALL | {"steps": 1}, model="base", lora_rank=2), Path("run"))
+    monkeypatch.chdir("/")
+    train.load_model(str(tmp_path / "run" / "model"))
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(train.InputError, match=f"base model {tmp_path / 'base'} cannot be loaded"):
+        train.load_model(str(tmp_path / "run" / "model"))
 
 
 def test_merging_without_an_adapter_is_refused(tmp_path, capsys):

@@ -530,6 +530,15 @@ def test_bench_sends_gradients_as_its_table_says(tmp_path):
     }
 
 
+def test_two_processes_evaluate_like_one(tmp_path):
+    settings = ("--eval-only", "--eval-problems", 300, "--eval-samples", 4)
+    done = run_command(launch(ROOT / "train.py", *settings, "--out", tmp_path / "two"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert train.main([*map(str, settings), "--out", str(tmp_path / "one")]) == 0
+    two, one = (json.loads((tmp_path / name / "eval.json").read_text()) for name in ("two", "one"))
+    assert two["arithmetic"] == pytest.approx(one["arithmetic"])
+
+
 def test_a_file_that_cannot_be_written_is_said_once(tmp_path):
     """The first process writes; the others end with it, without a word and without waiting."""
     command = launch(ROOT / "train.py", *flags(), "--out", tmp_path / "run")

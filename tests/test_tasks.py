@@ -303,6 +303,8 @@ GOOD = '{"question": "q", "answer": "1"}\n'
         (GOOD + '{"question": "q2"}\n', "row 2: the field 'answer'"),
         ('{"prompt": "q", "answer": "1"}\n', "row 1: the field 'question'"),
         (GOOD + '{"question": "q", "answer": ["1"]}\n', "row 2: the field 'answer'"),
+        (GOOD + '{"question": "q", "answer": true}\n', "row 2: the field 'answer'"),
+        (GOOD + '{"question": "q", "answer": NaN}\n', "row 2: the field 'answer'"),
         (
             "".join(json.dumps({"question": str(i), "answer": ""}) + "\n" for i in range(3)),
             "none of .* can be graded",

@@ -804,6 +804,74 @@ def test_rows_of_several_processes_are_one_row():
     assert train.combined(nothing) == {"mean": None, "max": None}
 
 
+def test_a_checkpoint_before_the_first_update_changes_nothing(tmp_path, monkeypatch):
+    """Asked for its state too early, torch's optimizer would make a step, and count it."""
+    real = train.update
+    dull = lambda run, kept, advantages: real(run, kept, advantages * (run.step > 2))  # noqa: E731
+    monkeypatch.setattr(train, "update", dull)
+    often, once = tmp_path / "often", tmp_path / "once"
+    rows = train.train(small(save_every=100), once)
+    assert [row["skipped"] for row in rows[1:]] == [1, 1, 0, 0, 0, 0]
+    train.train(small(save_every=1), often)
+    for name, weight in weights_of(once).items():
+        assert torch.equal(weights_of(often)[name], weight), name
+    moments = train.load_checkpoint(often / "checkpoint")["optimizer"]["state"].values()
+    assert {float(one["step"]) for one in moments} == {4.0}
+
+
+def test_stopped_in_the_first_evaluation_and_resumed_exactly(tmp_path, monkeypatch):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train.train(small(), whole)
+    real = train.evaluate
+
+    def interrupted(run, data):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(run, data)
+
+    monkeypatch.setattr(train, "evaluate", interrupted)
+    with pytest.raises(SystemExit):
+        train.train(small(), stopped)
+    monkeypatch.setattr(train, "evaluate", real)
+    assert [row["step"] for row in without_times(stopped)] == [0]
+    assert train.main(["--resume", "--out", str(stopped)]) == 0
+    assert without_times(stopped) == without_times(whole)
+    for name, weight in weights_of(whole).items():
+        assert torch.equal(weights_of(stopped)[name], weight), name
+
+
+def test_second_ctrl_c_while_a_checkpoint_is_written_is_no_disk_error(tmp_path, monkeypatch):
+    def interrupted(state, file):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise RuntimeError("unexpected pos 64 vs 0")  # noqa: B904, as torch's writer does
+
+    monkeypatch.setattr(torch, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train.save_checkpoint({"step": 1}, tmp_path / "checkpoint")
+    assert not list((tmp_path / "checkpoint").iterdir())
+
+
+@pytest.mark.parametrize("settings", [{"lr": 1e30}, {"lr": 1e20, "lora_rank": 4}])
+def test_weights_out_of_bounds_are_one_line(settings, tmp_path, capsys):
+    assert train.main(flags(**settings, steps=30, out=tmp_path / "run")) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("train.py: ") and "lower --lr" in error
+
+
+def test_a_task_file_may_have_an_equals_sign_in_its_name(tmp_path):
+    path = tmp_path / "x=1.jsonl"
+    rows = [{"question": f"{i}+11=", "answer": str(i + 11)} for i in range(10, 60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train.train(small(steps=1, task=str(path)), tmp_path / "run")
+    assert without_times(tmp_path / "run")[0]["eval"].keys() == {str(path)}
+
+
+def test_the_folder_of_a_run_is_not_its_model(finished, tmp_path, capsys):
+    assert train.main(["--eval-only", "--model", str(finished), "--out", str(tmp_path)]) == 2
+    assert f"did you mean {finished / 'model'}?" in capsys.readouterr().err
+
+
 def test_checkpoints_are_ordered_by_number(tmp_path):
     for step in (999_998, 999_999, 1_000_000):
         train.save_checkpoint({"step": step}, tmp_path / "checkpoint")
