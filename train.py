@@ -797,30 +797,29 @@ class Run:
     def __init__(self, config: Config, out: Path, resume: bool = False, train: bool = True) -> None:
         self.config, self.out = config, Path(out)
         self.accelerator = make_accelerator(config.tracker if train else "none", self.out)
+        self.policy = self.optimizer = self.reference = None  # which an evaluation does without
+        self._load_model(train)
+        longest = self._load_data(train)
+        self.max_new_tokens = self._max_new_tokens(longest)
+        self.sampler = self._sampler(longest + self.max_new_tokens)
+        if train:
+            self._begin(resume)
+
+    def _load_model(self, train: bool) -> None:
+        """The model and what training adds to it: the KL's reference, an adapter, checkpointing."""
+        config = self.config
         # What is trained is stored in float32: in bfloat16 an update of 5e-6 to a weight of 0.02 is
         # rounded away. Only weights that stay as they are may be stored as they are computed with.
         trains_all, dtype = train and not config.lora_rank, getattr(torch, config.dtype)
         stored = torch.float32 if trains_all else dtype
         self.model, self.tokenizer = load_model(config.model, stored)
-        parameters = self.model.num_parameters()
+        self.parameters = self.model.num_parameters()
         torch.set_num_threads(
-            config.threads or (1 if parameters < 10_000_000 else torch.get_num_threads())
+            config.threads or (1 if self.parameters < 10_000_000 else torch.get_num_threads())
         )
-        self.eval_data = {
-            name: self._data(name, "test", folder).subset(config.eval_problems)
-            for name, folder in map(task_and_folder, config.eval_task or (config.task,))
-        }
-        every = list(self.eval_data.values())
-        if train:
-            self.train_data = self._data(config.task, "train")
-            every.append(self.train_data)
-        self.opens_think = tasks.opens_think(self.tokenizer, every[-1].prompt_ids[0])
-        longest = max(len(ids) for data in every for ids in data.prompt_ids)
-        self.max_new_tokens = self._max_new_tokens(longest)
-        # The KL's reference is the policy as it was loaded; without a KL there is none to pay for,
-        # and with an adapter it is the model without it.
-        copied = train and config.beta > 0 and not config.lora_rank
-        self.reference = Policy(copy.deepcopy(self.model).eval(), dtype) if copied else None
+        if train and config.beta > 0 and not config.lora_rank:
+            # The policy as it was loaded; with an adapter it is the model without it.
+            self.reference = Policy(copy.deepcopy(self.model).eval(), dtype)
         if train and config.gradient_checkpointing:
             # Only in train mode, which nothing else here depends on: no layer drops out.
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -835,10 +834,24 @@ class Run:
             check_output_layer(self.model)
         except ValueError as error:
             raise InputError(f"--model {config.model}: {error}") from error
-        self.sampler = self._sampler(longest + self.max_new_tokens)
-        self.policy = self.optimizer = None
-        if not train:
-            return
+
+    def _load_data(self, train: bool) -> int:
+        """The problems to train on and to evaluate on; returns the length of the longest prompt."""
+        config = self.config
+        self.eval_data = {
+            name: self._data(name, "test", folder).subset(config.eval_problems)
+            for name, folder in map(task_and_folder, config.eval_task or (config.task,))
+        }
+        every = list(self.eval_data.values())
+        if train:
+            self.train_data = self._data(config.task, "train")
+            every.append(self.train_data)
+        self.opens_think = tasks.opens_think(self.tokenizer, every[-1].prompt_ids[0])
+        return max(len(ids) for data in every for ids in data.prompt_ids)
+
+    def _begin(self, resume: bool) -> None:
+        """Policy, optimizer and the run's folder, ready for the next step."""
+        config = self.config
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]
         trained_count = sum(weight.numel() for weight in trained)
         optimizer = torch.optim.AdamW(
@@ -848,7 +861,7 @@ class Run:
             weight_decay=config.weight_decay,
             fused=True,
         )
-        policy = Policy(self.model, dtype)
+        policy = Policy(self.model, getattr(torch, config.dtype))
         self.policy, self.optimizer = distribute(self.accelerator, policy, optimizer, config)
         self.step, self.time, self.rows, self.failed, self.saved = 0, 0.0, [], 0, 0
         self.stop_signal, self.stop_time, self.stopped = None, 0.0, False
@@ -856,13 +869,13 @@ class Run:
         N, engine = self.accelerator.num_processes, self.accelerator.distributed_type.value
         engine = "DDP" if engine.startswith("MULTI") else engine
         print(
-            f"model {config.model}: {parameters:,} parameters on {self.model.device}, "
+            f"model {config.model}: {self.parameters:,} parameters on {self.model.device}, "
             f"{trained_count:,} trained, {torch.get_num_threads()} CPU thread(s)\n"
             f"task {config.task}: {len(self.train_data.problems)} problems, "
             f"{config.prompts_per_step} a step"
             + (f" in each of {N} processes ({engine})" if N > 1 else "")
             + f", n={config.n} rollouts each, m={config.m} kept by {config.rule}\n"
-            f"writing to {out}"
+            f"writing to {self.out}"
         )
         self._open(resume)
         try:
