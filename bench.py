@@ -135,9 +135,8 @@ def in_processes(count: int, function: Callable, items: Sequence) -> Iterator:
         try:
             for future in futures:
                 yield future.result()
-        except (
-            BaseException
-        ):  # Ctrl-C here, or where the results are used: do not wait for the rest
+        except BaseException:
+            # Ctrl-C, here or where the results are used: do not wait for the rest.
             for process in active_children():
                 process.terminate()
             raise

@@ -737,9 +737,8 @@ def are_gradable(answers: Sequence[str]) -> list[bool]:
         elif _number(value) is not None or _is_text(value) or CHOICE.fullmatch(text):
             gradable[answer] = True
         else:
-            gradable[answer] = (
-                None if _is_tame(text) else True
-            )  # at least the same spelling is right
+            # Of what is never computed, at least the same spelling is right.
+            gradable[answer] = None if _is_tame(text) else True
     unsure = [(answer, None) for answer, known in gradable.items() if known is None]
     if unsure:
         replies = _grader.ask(unsure)

@@ -170,9 +170,8 @@ def _text(row: Mapping, name: str) -> str:
 
 def _field(row: Mapping, name: str, kind):
     value = row.get(name)
-    if (
-        isinstance(value, kind) and not isinstance(value, bool) and value == value
-    ):  # no true, no NaN
+    # JSON's true is an int to Python, and its NaN a float that equals nothing.
+    if isinstance(value, kind) and not isinstance(value, bool) and value == value:
         return value
     raise ValueError(f"the field {name!r} is missing or not of its type (fields: {', '.join(row)})")
 

@@ -686,9 +686,8 @@ def load_model(
     """Model and tokenizer from a folder or the hub, or InputError. An adapter comes merged."""
     path = str(TINY_POLICY) if name == Config.model else name
     if Path(path).is_dir():
-        path = os.path.abspath(
-            path
-        )  # an adapter's folder names it, and may be loaded from anywhere
+        # An adapter's folder names it, and may be loaded from anywhere.
+        path = os.path.abspath(path)
     elif path.count("/") != 1 or path.startswith((".", "/", "~")):
         raise InputError(f"--model {name}: no such folder, and not a hub name such as owner/model")
     try:
