@@ -822,11 +822,12 @@ def settings_of(arguments: argparse.Namespace, *train_flags: str) -> train.Confi
 
 
 def heat(
-    settings: dict[str, train.Config], marks: Sequence[float], jobs: int, seed: int
+    settings: dict[str, train.Config], marks: Sequence[float], seed: int, jobs: int = 1
 ) -> dict[str, dict]:
     """One seed of all arms, in one process: each trains up to the next mark, then the next arm.
 
-    Slices of a second or so let whatever else the machine does hit all arms alike.
+    Slices of a second or so let whatever else the machine does hit all arms alike. `jobs` heats at
+    a time have a line each of the terminal for their progress.
     """
     line = {"desc": f"seed {seed}", "position": seed % jobs, "unit": "mark", "leave": False}
     with tempfile.TemporaryDirectory() as folder:
@@ -845,7 +846,7 @@ def run_heats(
 ) -> dict[str, list[dict]]:
     """The runs of each arm, one a seed; `jobs` seeds at a time, each in a process of its own."""
     print(f"{len(settings)} runs of {marks[-1]:g} s of training, {seeds} seeds, {jobs} at a time")
-    one, heats, start = partial(heat, settings, marks, jobs), [], time.perf_counter()
+    one, heats, start = partial(heat, settings, marks, jobs=jobs), [], time.perf_counter()
     try:
         results = map(one, range(seeds)) if jobs == 1 else in_processes(jobs, one, range(seeds))
         for result in results:
