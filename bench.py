@@ -1192,6 +1192,7 @@ def difficulty(arguments: argparse.Namespace, base: train.Config, marks: list[fl
         first = statistics.fmean(run["curve"]["accuracy"][0] for run in raced["pods"][base.lr])
         costs, gains = standings(raced, ["grpo"], spacing)
         show_standings(f"a student who forgets {forget:.0%}, {first:.1%} right", costs, gains)
+        warn_of_edges(raced)
         result["starts"][forget] = {"start": first, "costs": costs, "gains": gains, "runs": raced}
         for i, (arm, rates) in enumerate(raced.items()):
             lr = best_rate(rates)
