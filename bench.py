@@ -586,6 +586,7 @@ def accumulate(arguments: argparse.Namespace) -> dict:
     once = train.once_at_the_end
 
     def measured(name: str) -> None:
+        """One update of this case, its gradients sent when the case says."""
         sent, run = cases[name][2], updates[name].args[0]
         train.once_at_the_end = once if sent == "once" else lambda *_: nullcontext()
         with run.accelerator.no_sync(run.policy) if sent == "never" else nullcontext():
@@ -923,6 +924,7 @@ def compare(baseline: Rates, rates: Rates, key: str, spacing: float) -> list[flo
     """
 
     def statistic(chosen: Sequence[int] | None) -> float | None:
+        """The ratio for these seeds; None if the arm never gets there."""
         there = arrivals(baseline, rates, spacing, chosen)
         return there and there[0][key] / there[1][key]
 
@@ -1055,6 +1057,7 @@ def where_the_gain_comes_from(arms: dict[str, Rates], spacing: float) -> dict[st
         rest = [point["time"] / point["step"] - own for point, own in zip(there, generate)]
 
         def dearer(c: float, generate: list = generate, rest: list = rest) -> float:
+            """A PODS step over the baseline's, if generating cost c times what it costs here."""
             theirs, ours = (c * g + r for g, r in zip(generate, rest))
             return ours / theirs
 
@@ -1312,6 +1315,8 @@ def peer_callback(racer: Racer):
             self.generate, self.total, self.first, self.gradient = [], [], None, None
 
         def timed(self, generate: Callable) -> Callable:
+            """The model's `generate`, with the seconds of each call kept."""
+
             def timed_generate(*args, **kwargs):
                 start = time.perf_counter()
                 result = generate(*args, **kwargs)
@@ -1321,6 +1326,7 @@ def peer_callback(racer: Racer):
             return timed_generate
 
         def reward(self, prompts, completions, completion_ids, answer, **_) -> list[float]:
+            """TRL's reward function: train.py's rewards; the first call's rollouts are kept."""
             rewards = train.score(completions, answer)["total"]
             if self.first is None:
                 self.first = {"prompts": prompts, "ids": completion_ids, "rewards": rewards}
