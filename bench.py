@@ -60,13 +60,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-import rollouts
-import tasks
-import tiny
 import train
 from grpo import Policy
 from pods import max_variance
 from rollouts import Rollouts, TorchSampler, eos_token_ids, pack
+from support import tasks, tiny
+from support.arithmetic import careless_solution
+from support.vllm import VLLMSampler
 
 Curve = Sequence[tuple[float, float]]  # (time, accuracy), without the anchor at time 0
 
@@ -353,7 +353,7 @@ def samplers(model: nn.Module, tokenizer) -> dict[str, object]:
     """Everything that can generate here, by name."""
     found = {"generate": GenerateSampler(model, tokenizer), "torch": TorchSampler(model, tokenizer)}
     try:
-        found["vllm"] = rollouts.VLLMSampler(model, tokenizer)
+        found["vllm"] = VLLMSampler(model, tokenizer)
     except ImportError as error:  # not installed, or the build for another device
         print(f"no row for vLLM: {str(error).splitlines()[0]}")
     return found
@@ -1228,7 +1228,7 @@ def rare_start(folder: Path, steps: int, forget: float) -> dict[str, str]:
         train.write_atomically(task / f"{split}.jsonl", "\n".join(lines) + "\n")
     if not model.is_dir():
         # As careless about carries that are not due as tasks.py's own student is by comparison.
-        student = partial(tasks.careless_solution, forget=forget, invent=0.4 * (1 - forget))
+        student = partial(careless_solution, forget=forget, invent=0.4 * (1 - forget))
         with redirect_stdout(io.StringIO()):
             policy = tiny.warm_start(steps=steps, student=student)
         train.save_model(policy, tiny.make_tokenizer(), model)

@@ -68,7 +68,6 @@ from torch.distributed.checkpoint.state_dict import (
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import tasks
 from grpo import (
     LOSS_TYPES,
     Policy,
@@ -79,12 +78,15 @@ from grpo import (
     importance_weights,
     loss_normalizer,
 )
-from lora import add_lora, is_adapter, load_with_adapter, merged_weights, whole
-from plan import MACHINES, PRESETS, dry_run, this_machine
 from pods import RULES, down_sample
 from rewards import DEFAULT_WEIGHTS, grader_stats, score
-from rollouts import Rollouts, TorchSampler, VLLMSampler, max_positions
-from tiny import TINY_POLICY
+from rollouts import Rollouts, TorchSampler, max_positions
+from support import tasks
+from support.adapters import add_lora, is_adapter, load_with_adapter, merged_weights, whole
+from support.memory import dry_run
+from support.presets import MACHINES, PRESETS, this_machine
+from support.tiny import TINY_POLICY
+from support.vllm import VLLMSampler
 
 PHASES = ("generate", "score", "select", "update", "sync")
 REWARD_PARTS = tuple(DEFAULT_WEIGHTS)

@@ -18,10 +18,10 @@ from transformers import (
 )
 
 import grpo
-import tiny
 from grpo import LOSS_TYPES, group_advantages, grpo_loss, loss_normalizer, token_log_probs
 from pods import max_variance
 from rollouts import pack
+from support import tiny
 
 # ---- group advantages ----------------------------------------------------------------------------
 

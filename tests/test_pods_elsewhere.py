@@ -10,12 +10,12 @@ import pytest
 import torch
 import transformers
 
-import tasks
 import train
 from grpo import group_advantages, grpo_loss, token_log_probs
 from pods import down_sample, max_variance
 from rewards import score
 from rollouts import eos_token_ids, pack
+from support import tasks
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "4_pods_elsewhere.ipynb"
 needs_trl = pytest.mark.skipif(not importlib.util.find_spec("trl"), reason="needs trl==1.16.0")

@@ -28,8 +28,8 @@ from transformers import AutoModelForCausalLM
 import bench
 import train
 from grpo import group_advantages, token_log_probs
-from lora import whole
 from rollouts import Rollouts
+from support.adapters import whole
 from train import Config, Run
 
 ROOT = Path(__file__).parents[1]

@@ -13,9 +13,9 @@ from transformers import (
     MistralForCausalLM,
 )
 
-import tiny
 from grpo import token_log_probs
 from rollouts import Rollouts, TorchSampler, eos_token_ids, pack
+from support import tiny
 
 
 class Words:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import tasks
-import tiny
-from tiny import check_gate, error_breakdown, make_tokenizer, warm_start
+from support import tasks, tiny
+from support.arithmetic import careless_solution, worked_solution
+from support.tiny import check_gate, error_breakdown, make_tokenizer, warm_start
 
 SYMBOL = re.compile("</?think>|</?answer>|<eos>|[0-9+=,]")
 
@@ -27,7 +27,7 @@ def tokenizer(request):
 def test_text_survives_the_round_trip_one_token_a_symbol(tokenizer):
     rng = random.Random(0)
     for problem in tasks.load_task("arithmetic", "test")[:200]:
-        text = problem.prompt + tasks.careless_solution(problem.prompt, rng) + tiny.EOS
+        text = problem.prompt + careless_solution(problem.prompt, rng) + tiny.EOS
         ids = tokenizer(text)["input_ids"]
         assert tokenizer.convert_ids_to_tokens(ids) == SYMBOL.findall(text)
         assert tokenizer.decode(ids, skip_special_tokens=False) == text
@@ -59,7 +59,7 @@ def test_prompts_are_padded_on_the_left(tokenizer):
 def test_every_sum_and_every_careless_solution_fits_the_positions(tokenizer):
     longest, rng = 0, random.Random(1)
     for problem in tasks.load_task("arithmetic", "train"):
-        for solve in (tasks.worked_solution, lambda prompt: tasks.careless_solution(prompt, rng)):
+        for solve in (worked_solution, lambda prompt: careless_solution(prompt, rng)):
             text = problem.prompt + solve(problem.prompt) + tiny.EOS
             longest = max(longest, len(tokenizer(text)["input_ids"]))
     assert longest == 6 + 23 <= tiny.make_model(0).config.max_position_embeddings

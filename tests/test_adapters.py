@@ -12,12 +12,13 @@ from conftest import random_model, without_times
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-import tiny
 import train
 from grpo import grpo_loss, importance_weights, loss_normalizer, token_log_probs
-from lora import add_lora, load_with_adapter, merged_weights
-from rollouts import TorchSampler, VLLMSampler
-from tiny import TINY_POLICY
+from rollouts import TorchSampler
+from support import tiny
+from support.adapters import add_lora, load_with_adapter, merged_weights
+from support.tiny import TINY_POLICY
+from support.vllm import VLLMSampler
 from train import Config, Run
 
 SMALL = dict(n=8, m=4, prompts_per_step=2, steps=4, eval_problems=16, eval_every=2, save_every=2)

@@ -11,9 +11,10 @@ from conftest import random_model
 from torch.profiler import ProfilerActivity, profile
 
 import grpo
-import plan
 import train
-from lora import add_lora
+from support import memory as plan
+from support import presets
+from support.adapters import add_lora
 
 S, T = 64, 32
 LAYERS = 4
@@ -73,15 +74,15 @@ def forward(model, inputs, dtype):
 # ---- presets -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", plan.PRESETS)
+@pytest.mark.parametrize("name", presets.PRESETS)
 def test_presets_are_settings_of_train(name):
-    values = plan.PRESETS[name]
+    values = presets.PRESETS[name]
     fields = {field.name for field in dataclasses.fields(train.Config)}
     assert set(values) <= fields
     config = train.Config(**values)
     assert {key: getattr(config, key) for key in values} == values
     assert config.steps is None or name == "cpu"  # the paper's runs end by time
-    assert (name in plan.MACHINES) == (name != "cpu")
+    assert (name in presets.MACHINES) == (name != "cpu")
 
 
 @pytest.mark.parametrize(
@@ -99,9 +100,9 @@ def test_presets_are_settings_of_train(name):
     ],
 )
 def test_presets_have_the_papers_numbers(name, model, task, n, m, minutes, processes):
-    config = train.Config(**plan.PRESETS[name])
+    config = train.Config(**presets.PRESETS[name])
     assert (config.model, config.task, config.n, config.m) == (model, task, n, m)
-    assert (config.minutes, plan.MACHINES[name].processes) == (minutes, processes)
+    assert (config.minutes, presets.MACHINES[name].processes) == (minutes, processes)
     assert (config.lr, config.warmup_steps, config.temperature) == (5e-6, 0, 0.9)
     assert (config.dtype, config.loss_type, config.rule) == ("bfloat16", "grpo", "max_variance")
     assert config.beta == (0.04 if "llama" in name else 0)
@@ -222,9 +223,9 @@ def test_the_kl_needs_a_second_model_unless_there_is_an_adapter():
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        (plan.QWEN_3B, 3_085_938_688),
-        (plan.QWEN_7B, 7_615_616_512),
-        (plan.LLAMA_3B, 3_212_749_824),
+        (presets.QWEN_3B, 3_085_938_688),
+        (presets.QWEN_7B, 7_615_616_512),
+        (presets.LLAMA_3B, 3_212_749_824),
     ],
 )
 def test_embedded_shapes_have_the_published_parameter_counts(name, count):
@@ -264,7 +265,9 @@ def test_how_much_fits_depends_on_the_memory(folder):
     needs = plan.update_bytes(shape, config)
     room = {None: 10**12, 20: needs(20), 0: needs(1) // 2}
     texts = {
-        largest: plan.dry_run(config, plan.Machine("M", int((standing + more) / plan.USABLE) + 1))
+        largest: plan.dry_run(
+            config, presets.Machine("M", int((standing + more) / plan.USABLE) + 1)
+        )
         for largest, more in room.items()
     }
     assert "n = m = 32 fits in one micro-batch" in texts[None]
@@ -275,14 +278,14 @@ def test_how_much_fits_depends_on_the_memory(folder):
     assert "--micro-batch up to 20 fits (4: fits); n = m = 32 in one: out of memory" in texts[20]
     assert "no micro-batch fits: try --gradient-checkpointing, --lora-rank, a smaller" in texts[0]
     config.gradient_checkpointing, config.lora_rank = True, 2
-    text = plan.dry_run(config, plan.Machine("M", 10**5, processes=2))
+    text = plan.dry_run(config, presets.Machine("M", 10**5, processes=2))
     assert "DDP: no micro-batch fits: try FSDP or ZeRO-2" in text  # not what is there already
     assert re.search(r"in the update .* out of memory", texts[0])
 
 
 def test_plan_counts_over_all_processes(folder):
     config = train.Config(model=folder, n=16, m=8, prompts_per_step=3, micro_batch=7, epochs=2)
-    text = plan.dry_run(config, plan.Machine("M", 10**10, processes=4))
+    text = plan.dry_run(config, presets.Machine("M", 10**10, processes=4))
     assert "a step: 12 prompt(s), 192 rollouts of at most 64 tokens" in text
     assert "96 kept" in text
     assert "4 micro-batch(es) of 7 sequences, 2 optimiser step(s)" in text
@@ -290,7 +293,7 @@ def test_plan_counts_over_all_processes(folder):
 
 def test_what_data_parallelism_divides(folder):
     config = train.Config(model=folder, n=8, m=4)
-    text = plan.dry_run(config, plan.Machine("M", 10**10, processes=4))
+    text = plan.dry_run(config, presets.Machine("M", 10**10, processes=4))
     count = plan.parameter_counts(plan.architecture(folder), config)[0] / 1e6
     (always,) = re.findall("always there(.*)", text)
     numbers = [float(number) for number in re.findall(r"([\d.]+) MB", always)]
@@ -298,7 +301,7 @@ def test_what_data_parallelism_divides(folder):
     # and the sampler's model.
     expected = [16 * count, 4 * count + 4 * count, 4 * count + 4 * count]
     assert numbers == pytest.approx(expected, abs=0.06)
-    assert "DDP" not in plan.dry_run(config, plan.Machine("M", 10**10))
+    assert "DDP" not in plan.dry_run(config, presets.Machine("M", 10**10))
 
 
 def test_generation_by_vllm_is_bounded_by_its_share(folder):
@@ -323,8 +326,8 @@ def test_presets_can_be_planned_without_weights_or_network(name, monkeypatch):
 
     monkeypatch.undo()  # the logits of large models in the usual chunks
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    config = train.Config(**plan.PRESETS[name])
-    text = plan.dry_run(config, plan.MACHINES.get(name))
+    config = train.Config(**presets.PRESETS[name])
+    text = plan.dry_run(config, presets.MACHINES.get(name))
     assert f"m = {config.n}, {config.prompts_per_step * config.n} sequences" in text
     assert max(map(len, text.splitlines())) <= 100
     # The paper's own setting runs on the paper's machine, by one kind of parallelism at least.
@@ -333,7 +336,7 @@ def test_presets_can_be_planned_without_weights_or_network(name, monkeypatch):
 
 
 def test_this_machine_has_this_computers_memory():
-    machine = plan.this_machine(processes=2)
+    machine = presets.this_machine(processes=2)
     assert machine.processes == 2
     assert machine.memory > 10**8
 

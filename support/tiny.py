@@ -1,11 +1,11 @@
 """The embedded default policy: small enough for any laptop, real enough to learn something.
 
-    python tiny.py                 # rebuild tiny_policy/, under a minute on two cores
+    python -m support.tiny         # rebuild tiny_policy/, under a minute on two cores
 
 The policy is an ordinary Llama of 282k parameters that reads and writes sums one digit at a time. A
 reinforcement learner can only sharpen what its policy already does now and then, so the policy is
 first taught by imitation, like any pre-trained model, and by an imperfect teacher:
-`careless_solution` in tasks.py adds columns correctly but treats carries carelessly. It leaves a
+`careless_solution` in arithmetic.py adds columns correctly but treats carries carelessly. It leaves a
 policy that is right about a third of the time and whose one systematic flaw anyone can see in its
 text: `4+8=12` where `4+8+1=13` is due. Finding and removing that flaw from a 0/1 reward alone is
 what train.py then does.
@@ -29,11 +29,13 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-import tasks
+from rewards import TAGS
+from support import tasks
+from support.arithmetic import careless_solution, error_kind
 
 TINY_POLICY = Path(__file__).parent / "tiny_policy"
 EOS, UNKNOWN = "<eos>", "<unknown>"
-VOCABULARY = [*"0123456789", "+", "=", ",", *tasks.TAGS, EOS, UNKNOWN]  # V = 19
+VOCABULARY = [*"0123456789", "+", "=", ",", *TAGS, EOS, UNKNOWN]  # V = 19
 MAX_TOKENS = 32  # 6 of the prompt, at most 23 of a well-formed completion, and room for a slip
 SEED = 3  # of the shipped policy; seeds 0 to 3 all pass the gate
 
@@ -86,7 +88,7 @@ def warm_start(
     seed: int = SEED,
     steps: int = 600,
     batch: int = 64,
-    student: Callable[[str, random.Random], str] = tasks.careless_solution,
+    student: Callable[[str, random.Random], str] = careless_solution,
 ) -> LlamaForCausalLM:
     """Imitate the careless student on training sums only: `steps` batches of fresh demonstrations.
 
@@ -124,7 +126,7 @@ def warm_start(
 def error_breakdown(
     model: LlamaForCausalLM, samples: int = 2000, seed: int = 0
 ) -> dict[str, float]:
-    """The share of each `tasks.error_kind` among completions of held-out sums at temperature 1."""
+    """The share of each `error_kind` among completions of held-out sums at temperature 1."""
     tokenizer = make_tokenizer()
     problems = random.Random(seed).choices(tasks.load_task("arithmetic", "test"), k=samples)
     prompts = [problem.prompt for problem in problems]
@@ -138,7 +140,7 @@ def error_breakdown(
         max_length=MAX_TOKENS,
     )
     texts = tokenizer.batch_decode(tokens[:, len(prompts[0]) :], skip_special_tokens=True)
-    kinds = Counter(tasks.error_kind(prompt, text) for prompt, text in zip(prompts, texts))
+    kinds = Counter(error_kind(prompt, text) for prompt, text in zip(prompts, texts))
     return {kind: count / samples for kind, count in kinds.most_common()}
 
 

