@@ -5,8 +5,8 @@
 The policy is an ordinary Llama of 282k parameters that reads and writes sums one digit at a time. A
 reinforcement learner can only sharpen what its policy already does now and then, so the policy is
 first taught by imitation, like any pre-trained model, and by an imperfect teacher:
-`careless_solution` in arithmetic.py adds columns correctly but treats carries carelessly. It leaves a
-policy that is right about a third of the time and whose one systematic flaw anyone can see in its
+arithmetic.py's `careless_solution` adds columns correctly but treats carries carelessly. It leaves
+a policy that is right about a third of the time and whose one systematic flaw anyone can see in its
 text: `4+8=12` where `4+8+1=13` is due. Finding and removing that flaw from a 0/1 reward alone is
 what train.py then does.
 
