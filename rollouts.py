@@ -31,7 +31,7 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache, DynamicLayer
 
 from grpo import positions
-from support.adapters import whole
+from support.processes import whole
 
 
 @dataclass

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+
+from support.processes import whole
 
 # The paper's seven: all linear layers of a decoder block (names shared by Llama, Qwen and kin).
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -95,11 +96,3 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             delta = layer.get_delta_weight(adapter)  # [out, in], float32
             tensor = (tensor.to(delta.dtype) + delta).to(tensor.dtype)
         yield name, whole(tensor)
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or all of it if FSDP has spread it over the processes.
-
-    All processes must ask for it, and in the same order: each sends its part to the others.
-    """
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

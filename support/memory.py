@@ -25,7 +25,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -35,10 +34,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from grpo import token_log_probs
 from support.adapters import add_lora
+from support.errors import InputError
 from support.presets import LLAMA_3B, QWEN_3B, QWEN_7B, Machine, this_machine
-
-if TYPE_CHECKING:
-    from train import Config  # which imports this module
+from support.settings import Config
 
 # ---- the model, without weights ------------------------------------------------------------------
 
@@ -61,7 +59,7 @@ def architecture(name: str) -> PreTrainedConfig:
             known here; the config.json of another is fetched, or taken from the hub's cache.
 
     Raises:
-        ValueError: it cannot be had.
+        InputError: it cannot be had.
     """
     if name in SHAPES:
         kind, *shape = SHAPES[name]
@@ -74,13 +72,13 @@ def architecture(name: str) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(path if path.is_dir() else name)
     except (OSError, ValueError) as error:
-        raise ValueError(
+        raise InputError(
             f"--model {name}: no config.json can be read there or fetched from the hub: give a "
             f"model's folder, fetch it once with a network, or take one of {', '.join(SHAPES)}"
         ) from error
 
 
-def empty_model(shape: PreTrainedConfig, config: "Config", layers: int | None = None) -> nn.Module:
+def empty_model(shape: PreTrainedConfig, config: Config, layers: int | None = None) -> nn.Module:
     """The model that `config` trains, on the meta device: sizes and no content.
 
     Args:
@@ -102,7 +100,7 @@ def empty_model(shape: PreTrainedConfig, config: "Config", layers: int | None = 
     return model.train()
 
 
-def fake_model(shape: PreTrainedConfig, config: "Config", layers: int) -> nn.Module:
+def fake_model(shape: PreTrainedConfig, config: Config, layers: int) -> nn.Module:
     """`empty_model` as one on a CPU, for all that PyTorch's operations can tell.
 
     They choose other kernels on the meta device: attention would make all S*S scores.
@@ -114,13 +112,13 @@ def fake_model(shape: PreTrainedConfig, config: "Config", layers: int) -> nn.Mod
     return model
 
 
-def longest(shape: PreTrainedConfig, config: "Config") -> tuple[int, int]:
+def longest(shape: PreTrainedConfig, config: Config) -> tuple[int, int]:
     """S and T of the longest sequence: as asked for, or what the model's positions leave."""
     T = config.max_new_tokens or 512
     S = config.max_prompt_tokens + T
     limit = getattr(shape.get_text_config(), "max_position_embeddings", None) or S
     if config.max_new_tokens and limit <= T:
-        raise ValueError(f"--max-new-tokens {T} does not fit the model's {limit} positions")
+        raise InputError(f"--max-new-tokens {T} does not fit the model's {limit} positions")
     S = min(S, limit)
     return S, min(T, S - 1)
 
@@ -192,7 +190,7 @@ def micro_batch_bytes(
     return kept, allocations.peak
 
 
-def update_bytes(shape: PreTrainedConfig, config: "Config") -> Callable[[int], int]:
+def update_bytes(shape: PreTrainedConfig, config: Config) -> Callable[[int], int]:
     """A function: sequences of a micro-batch -> bytes it allocates besides weights and gradients.
 
     All layers keep the same, and the peak is one layer's or the logits', on top of what all layers
@@ -220,7 +218,7 @@ def update_bytes(shape: PreTrainedConfig, config: "Config") -> Callable[[int], i
     return needed
 
 
-def cache_bytes(shape: PreTrainedConfig, config: "Config") -> tuple[int, int]:
+def cache_bytes(shape: PreTrainedConfig, config: Config) -> tuple[int, int]:
     """Bytes of a token's keys and values in all layers: in `TorchSampler`, and in vLLM."""
     model = fake_model(shape, config, layers=1).eval()
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=config.dtype == "bfloat16")
@@ -233,12 +231,12 @@ def cache_bytes(shape: PreTrainedConfig, config: "Config") -> tuple[int, int]:
     return layers * in_torch, layers * numbers * width(config)
 
 
-def width(config: "Config") -> int:
+def width(config: Config) -> int:
     """Bytes of a number in the dtype of computation."""
     return getattr(torch, config.dtype).itemsize
 
 
-def parameter_counts(shape: PreTrainedConfig, config: "Config") -> tuple[int, int]:
+def parameter_counts(shape: PreTrainedConfig, config: Config) -> tuple[int, int]:
     """How many parameters the model has, without an adapter, and how many are trained."""
     weights = list(empty_model(shape, config).parameters())
     count = sum(weight.numel() for weight in weights)
@@ -255,7 +253,7 @@ DIVIDED = {
 }
 
 
-def standing_bytes(count: int, trained: int, config: "Config") -> dict[str, int]:
+def standing_bytes(count: int, trained: int, config: Config) -> dict[str, int]:
     """Bytes that are there for the whole run, undivided, by what they are for.
 
     A trained weight takes 16: itself, its gradient and two moments, all float32.
@@ -268,7 +266,7 @@ def standing_bytes(count: int, trained: int, config: "Config") -> dict[str, int]
 
 
 def generation_bytes(
-    shape: PreTrainedConfig, config: "Config", count: int, memory: int
+    shape: PreTrainedConfig, config: Config, count: int, memory: int
 ) -> dict[str, int]:
     """Bytes that generation takes besides, by what they are for.
 
@@ -293,7 +291,7 @@ def generation_bytes(
 USABLE = 0.95  # the rest is CUDA's, a sleeping vLLM's, and lost between the allocator's blocks
 
 
-def dry_run(config: "Config", machine: Machine | None = None) -> str:
+def dry_run(config: Config, machine: Machine | None = None) -> str:
     """What a run will do, and the memory it will need, as text. Needs no weights and no network.
 
     An estimate: exact in what it counts, but with a CPU's kernels, every sequence as long as it may
@@ -304,7 +302,7 @@ def dry_run(config: "Config", machine: Machine | None = None) -> str:
         machine: where it is to run; default: here, in one process.
 
     Raises:
-        ValueError: nothing is known about the model, see `architecture`.
+        InputError: nothing is known about the model, see `architecture`.
     """
     machine = machine or this_machine()
     shape = architecture(config.model)
@@ -371,7 +369,7 @@ def dry_run(config: "Config", machine: Machine | None = None) -> str:
     return "\n".join(text)
 
 
-def conclusion(largest: int, config: "Config", processes: int) -> str:
+def conclusion(largest: int, config: Config, processes: int) -> str:
     """What it means that `largest` is the largest micro-batch with enough memory, 0 for none."""
     n, kept = config.n, config.prompts_per_step * config.m
     if not largest:

@@ -101,3 +101,12 @@ def this_machine(processes: int = 1) -> Machine:
         return Machine(device.name, device.total_memory, processes)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine("this computer, no GPU", memory // processes, processes)
+
+
+def machine_for(preset: str | None) -> Machine:
+    """The GPUs at hand, or else those that the preset was made for."""
+    made_for = MACHINES.get(preset)
+    if made_for is not None and not torch.cuda.is_available():
+        return made_for
+    processes = made_for.processes if made_for else 1
+    return this_machine(int(os.environ.get("WORLD_SIZE", processes)))

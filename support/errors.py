@@ -1,0 +1,46 @@
+"""What goes wrong for reasons that the user can mend, and how it is said: in one line.
+
+raise InputError("--m 80 is larger than --n 64: lower --m or raise --n")
+line, code = explained(error)           # or None: a fault of ours, which deserves its traceback
+"""
+
+import torch
+
+
+class InputError(ValueError):
+    """Something the user can mend; shown as one line, exit code 2."""
+
+
+OUT_OF_MEMORY = (
+    "out of memory ({reason}): in the update lower --micro-batch (a resumed run may, too) or --m, "
+    "in generation --n or --max-new-tokens"
+)
+# RuntimeErrors of libraries: (class, words in its first line, what is said, exit code). On a CPU
+# running out of memory, and losing another process, have no class of their own.
+KNOWN = (
+    (torch.distributed.DistBackendError, "", "another process has ended ({reason})", 1),
+    (RuntimeError, "gloo", "another process has ended ({reason})", 1),
+    (RuntimeError, "Connection closed by peer", "another process has ended ({reason})", 1),
+    (
+        RuntimeError,
+        "probability tensor",  # so torch calls what sampling finds then
+        "the policy gives no probabilities any more, its weights have grown out of bounds: start a "
+        "new run with a lower --lr (or --weight-decay, --beta)",
+        2,
+    ),
+    (torch.OutOfMemoryError, "", OUT_OF_MEMORY, 1),
+    (RuntimeError, "allocate memory", OUT_OF_MEMORY, 1),
+)
+
+
+def explained(error: Exception) -> tuple[str, int] | None:
+    """The line to print and the exit code; None where only a traceback would help."""
+    if isinstance(error, InputError):
+        return str(error), 2
+    if isinstance(error, OSError):  # disk full, no permission: the message names the file
+        return str(error), 1
+    reason = str(error).partition("\n")[0]
+    for kind, words, line, code in KNOWN:
+        if isinstance(error, kind) and words in reason:
+            return line.format(reason=reason), code
+    return None

@@ -1,0 +1,196 @@
+"""How good the policy is, and what a run shows of itself.
+
+results = evaluation(run)           # of every evaluation task: accuracy, pass@k, form, lengths
+print(summary(rows, out))           # where the time went, what was learned
+draw_curves(rows, out / "curves.png")
+rows = examples(step, problems, rollouts, parts, keep)      # a few rollouts to read
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from rewards import score
+from rollouts import Rollouts
+from support.run import PHASES, Data, Run, derived_seed
+from support.settings import REWARD_PARTS
+from support.tasks import Problem
+
+
+def evaluation(run: Run) -> dict[str, dict[str, float]]:
+    """The numbers of `evaluate` for each evaluation task, by its name."""
+    return {name: evaluate(run, data) for name, data in run.eval_data.items()}
+
+
+def held_out(run: Run, step: int, time: float) -> dict:
+    """Evaluate and say so.
+
+    Returns:
+        What the step's row gets: `eval_accuracy` (of the first evaluation task) and `eval`, all
+        numbers of all tasks.
+    """
+    results = evaluation(run)
+    shown = ", ".join(f"{name} {result['accuracy']:.3f}" for name, result in results.items())
+    tqdm.write(f"step {step:4}  {time:7.1f} s  held-out accuracy: {shown}")
+    return {"eval_accuracy": next(iter(results.values()))["accuracy"], "eval": results}
+
+
+def evaluate(run: Run, data: Data) -> dict[str, float]:
+    """Accuracy by sampling at the training temperature, `eval_samples` completions a problem.
+
+    Returns:
+        `accuracy` (mean over all completions) with `accuracy_se` (its standard error: the spread of
+        the problems' own means over the root of their number, so that repeats of one problem do not
+        count as new evidence); `pass@k` for k = 1, 4, 8 up to eval_samples; `format`; `truncated`
+        (share without EOS); `completion_length` in tokens; `problems`, `samples`.
+    """
+    config, problems, k = run.config, data.problems, run.config.eval_samples
+    # Prompts a call: few enough for the memory, and the same number whatever the number of
+    # processes, so that it decides nothing but who does which call.
+    rank, processes = run.processes.rank, run.processes.count
+    at_once = max(1, 128 // k)
+    parts = {name: [] for name in REWARD_PARTS}
+    parts |= {"finished": [], "length": []}
+    for start in range(0, len(problems), at_once)[rank::processes]:
+        chunk = slice(start, start + at_once)
+        seed = derived_seed(config.seed, "evaluation", start)
+        rollouts = run.sampler.generate(
+            data.prompt_ids[chunk], k, run.max_new_tokens, config.temperature, seed
+        )  # [P, k, T]
+        completions = [text for group in rollouts.texts for text in group]
+        answers = [problem.answer for problem in problems[chunk] for _ in range(k)]
+        scores = score(completions, answers, opens_think=run.opens_think)
+        for name in REWARD_PARTS:
+            parts[name] += scores[name]
+        parts["finished"] += rollouts.finished.flatten().tolist()
+        parts["length"] += rollouts.mask.sum(-1).flatten().tolist()
+    # One list for all processes; the k samples of a problem stay together.
+    shares = run.processes.gather(parts)
+    parts = {name: [value for share in shares for value in share[name]] for name in parts}
+    count = len(parts["length"])
+    correct = torch.tensor(parts["accuracy"], dtype=torch.float64).view(-1, k)  # [problems, k]
+    means = correct.mean(-1)
+    result = {"accuracy": means.mean().item()}
+    result["accuracy_se"] = means.std().item() / math.sqrt(len(means)) if len(means) > 1 else 0.0
+    for tries in (1, 4, 8):
+        if tries <= k:
+            right = correct.sum(-1).int().tolist()
+            result[f"pass@{tries}"] = sum(pass_at_k(k, c, tries) for c in right) / len(right)
+    return result | {
+        "format": sum(parts["format"]) / count,
+        "truncated": 1 - sum(parts["finished"]) / count,
+        "completion_length": sum(parts["length"]) / count,
+        "problems": len(problems),
+        "samples": k,
+    }
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """Chance that k of the samples, drawn without replacement, hold a correct one.
+
+    The unbiased estimator 1 - C(samples - correct, k) / C(samples, k) (arXiv 2107.03374).
+    """
+    return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+def examples(
+    step: int,
+    problems: Sequence[Problem],
+    rollouts: Rollouts,
+    parts: dict,
+    keep: torch.Tensor,
+) -> list[dict]:
+    """A few rollouts of the step's first prompt, to read: kept ones, and ones that were not."""
+    n = rollouts.mask.shape[1]
+    kept = set(keep[0].tolist())
+    shown = sorted(kept)[:1] + sorted(kept)[-1:] + [i for i in range(n) if i not in kept][:2]
+    return [
+        {"step": step, "prompt": problems[0].prompt, "answer": problems[0].answer}
+        | {"completion": rollouts.texts[0][i], "finished": bool(rollouts.finished[0, i])}
+        | {name: values[i] for name, values in parts.items()}
+        | {"kept": i in kept}
+        for i in shown
+    ]
+
+
+def not_finite(row: dict) -> bool:
+    """Whether a step's gradient was not finite, which metrics.jsonl holds as null."""
+    return row["grad_norm"] is None or not math.isfinite(row["grad_norm"])
+
+
+def summary(rows: Sequence[dict], out: Path) -> str:
+    """Where the time went and what was learned, as a table."""
+    steps = [row for row in rows if "seconds" in row]
+    if not steps:
+        return f"no step was done; {out} holds the settings"
+    lines = [f"\n{'phase':10} {'seconds':>9} {'s/step':>8} {'share':>6}"]
+    total = sum(sum(row["seconds"].values()) for row in steps)
+    for phase in PHASES:
+        seconds = sum(row["seconds"][phase] for row in steps)
+        share = seconds / total if total else 0.0
+        lines.append(f"{phase:10} {seconds:9.2f} {seconds / len(steps):8.4f} {share:6.1%}")
+    lines.append(f"{'total':10} {total:9.2f} {total / len(steps):8.4f}  over {len(steps)} steps")
+    evaluated = [row for row in rows if "eval" in row]
+    for name, after in evaluated[-1]["eval"].items():
+        before = evaluated[0]["eval"][name]
+        lines.append(
+            f"held-out accuracy on {name}: {before['accuracy']:.3f} at step "
+            f"{evaluated[0]['step']}, {after['accuracy']:.3f} +- {after['accuracy_se']:.3f} "
+            f"at step {evaluated[-1]['step']} "
+            f"({after['problems']} problems, {after['samples']} sample(s) each)"
+        )
+    idle = sum(row["groups_without_signal"] for row in steps)
+    lines.append(
+        f"groups without signal: {idle} of {sum(row['groups'] for row in steps)} "
+        f"(all kept rewards equal, nothing to learn)"
+    )
+    skipped = sum(map(not_finite, steps))
+    if skipped:
+        lines.append(f"steps without an update, because the gradient was not finite: {skipped}")
+    lines.append(f"{out}: metrics.jsonl, rollouts.jsonl, curves.png, model/, checkpoint/")
+    return "\n".join(lines)
+
+
+def draw_curves(rows: Sequence[dict], path: Path) -> None:
+    """Accuracy and reward against training time, and where a step's time goes."""
+    from matplotlib.figure import Figure  # not pyplot: no window, no global state
+
+    steps = [row for row in rows if "seconds" in row]
+    if not steps:
+        return
+    figure = Figure(figsize=(13, 4), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    minutes = [row["time"] / 60 for row in steps]
+
+    evaluated = [row for row in rows if "eval" in row]
+    left.plot(minutes, [row["accuracy"] for row in steps], color="tab:gray", lw=0.8, alpha=0.6)
+    left.lines[-1].set_label("rollouts (training prompts)")
+    for name in evaluated[0]["eval"]:
+        left.errorbar(
+            [row["time"] / 60 for row in evaluated],
+            [row["eval"][name]["accuracy"] for row in evaluated],
+            yerr=[row["eval"][name]["accuracy_se"] for row in evaluated],
+            marker="o",
+            ms=3,
+            capsize=2,
+            label=f"held out: {Path(name).name}",
+        )
+    left.set(title="Accuracy", ylabel="share of right answers", ylim=(-0.02, 1.02))
+
+    middle.plot(minutes, [row["reward"] for row in steps], label="all n rollouts")
+    middle.plot(minutes, [row["reward_kept"] for row in steps], label="the m kept", alpha=0.7)
+    middle.set(title="Mean reward before and after selection", ylabel="reward")
+
+    phases = [phase for phase in PHASES if any(row["seconds"][phase] > 0 for row in steps)]
+    parts = [[row["seconds"][phase] for row in steps] for phase in phases]
+    right.stackplot([row["step"] for row in steps], parts, labels=phases)
+    right.set(title="Where a step's time goes", xlabel="step", ylabel="seconds a step")
+    for axes in (left, middle):
+        axes.set_xlabel("training time in minutes, evaluation excluded")
+    for axes in (left, middle, right):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8, loc="best")
+    figure.savefig(path, dpi=110)

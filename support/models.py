@@ -1,0 +1,52 @@
+"""A model and its tokenizer, from a folder or the hub.
+
+model, tokenizer = load_model("tiny_policy")                # the embedded one
+model, tokenizer = load_model("Qwen/Qwen2.5-3B-Instruct", torch.bfloat16)
+model, tokenizer = load_model("runs/.../model")             # of a run; an adapter comes merged
+"""
+
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from support.adapters import is_adapter, load_with_adapter
+from support.errors import InputError
+from support.settings import Config
+from support.tiny import TINY_POLICY
+
+
+def load_model(
+    name: str, dtype: torch.dtype = torch.float32
+) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """Model and tokenizer from a folder or the hub, on the GPU if there is one.
+
+    Raises:
+        InputError: there is no such model, or it cannot be read.
+    """
+    path = str(TINY_POLICY) if name == Config.model else name
+    if Path(path).is_dir():
+        # An adapter's folder names it, and may be loaded from anywhere.
+        path = os.path.abspath(path)
+    elif path.count("/") != 1 or path.startswith((".", "/", "~")):
+        raise InputError(f"--model {name}: no such folder, and not a hub name such as owner/model")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        load = load_with_adapter if is_adapter(path) else AutoModelForCausalLM.from_pretrained
+        model = load(path, dtype=dtype)
+    except Exception as error:  # safetensors, tokenizers and transformers each raise their own
+        reason = (str(error).strip() or "no message").splitlines()[0]
+        if not isinstance(error, (OSError, ValueError)):
+            reason = f"{type(error).__name__}: {reason}"
+        if Path(path, "model").is_dir():  # the folder of a run
+            reason = f"did you mean {Path(path, 'model')}? ({reason})"
+        raise InputError(f"--model {name}: {reason}") from error
+    # Dropout makes the policy that is trained another one than the policy that was sampled from.
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
