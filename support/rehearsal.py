@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from grpo import positions
 from rollouts import Rollouts
@@ -116,16 +116,13 @@ class Rehearsal:
         """
         model = self.run.sampler.model
         ids = torch.tensor([self._prompts()[0]], device=model.device)  # [1, L]
+        # With its config a model gets a cache that fits it, whatever its layers keep.
         cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-        with evaluating(model):
-            model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        plain = [
-            isinstance(layer, DynamicLayer)
-            and not isinstance(layer, LinearAttentionCacheLayerMixin)
-            and layer.get_seq_length() > 0
-            for layer in cache.layers
-        ]
-        if not plain or not all(plain):
+        recurrent = [isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers]
+        if not any(recurrent):
+            with evaluating(model):
+                model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        if any(recurrent) or not cache.get_seq_length():
             raise ValueError("it has layers that keep something else than keys and values")
 
     def _prompts(self) -> list[list[int]]:

@@ -126,7 +126,7 @@ TASKS = ("arithmetic", *DATASETS)
 
 
 def load_task(name: str, split: str, source: str | Path | None = None) -> list[Problem]:
-    """The problems of one split of a task; says on stderr how many were dropped.
+    """The problems of one split of a task; says how many were dropped.
 
     Args:
         name: one of `TASKS`; or a JSONL file with `question` and `answer` (the answer alone, or a
@@ -278,12 +278,12 @@ def render(tokenizer, prompt: str, system_prompt: str = SYSTEM_PROMPT) -> list[i
 
 def _filled(tokenizer, *messages: Mapping) -> str:
     """The chat template's text for these messages and the beginning of the answer."""
+    options = {"tokenize": False, "add_generation_prompt": True}
     try:
-        return tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True
-        )
+        return tokenizer.apply_chat_template(list(messages), **options)
     except Exception as error:  # a template is a program, and may fail in any way
-        raise ValueError(f"the model's chat template cannot be used: {error}") from error
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the model's chat template cannot be used: {reason}") from error
 
 
 def _holds(text: str, part: str) -> bool:
@@ -311,29 +311,26 @@ def encode(
 ) -> tuple[list[Problem], list[list[int]]]:
     """Render every problem; one that the model cannot be shown is dropped, never cut.
 
-    That is a prompt longer than `max_prompt_tokens`; a question that the tokenizer takes for more
-    than text, because it spells one of its special tokens or has signs that it does not know; and
-    a token beyond the `vocabulary`, the number of the model's embeddings.
+    That is a prompt longer than `max_prompt_tokens`, a question that spells a special token or has
+    signs that the tokenizer does not know, a token beyond `vocabulary`, the model's embeddings.
 
     Returns:
         The problems kept and their token ids, in the same order.
     Raises:
-        ValueError: if no problem is left, or few are; or the chat template cannot be used.
+        ValueError: if few problems are left, or the chat template cannot be used.
     """
     problems = list(problems)
     special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     special |= set(tokenizer.all_special_ids)
     questions = tokenizer([p.prompt for p in problems], add_special_tokens=False)["input_ids"]
-    kept, too_long, unreadable = [], 0, []
+    kept, unreadable = [], []
     for problem, question in zip(problems, questions):
         ids = render(tokenizer, problem.prompt, system_prompt)
         strange = [i for i in question if i in special]
         strange += [i for i in ids if vocabulary is not None and i >= vocabulary]
         if strange:
             unreadable.append((problem.prompt, strange[0]))
-        elif len(ids) > max_prompt_tokens:
-            too_long += 1
-        else:
+        elif len(ids) <= max_prompt_tokens:
             kept.append((problem, ids))
     if unreadable:
         (prompt, token), count = unreadable[0], f"{len(unreadable)} of {len(problems)} prompts"
@@ -344,6 +341,7 @@ def encode(
             advice = "choose a model and a tokenizer that are made for each other and for text"
             raise ValueError(f"the model cannot read {count} ({why}): {advice}")
         say(f"{count} are not plain text to the tokenizer ({why}): dropped")
+    too_long = len(problems) - len(kept) - len(unreadable)
     long = f"{too_long} of {len(problems)} prompts are longer than {max_prompt_tokens} tokens"
     if not kept:
         raise ValueError(f"{long}: raise --max-prompt-tokens")
