@@ -80,9 +80,11 @@ def keep_savable(model: nn.Module, folder: str) -> None:
     try:
         config.validate(strict=True)
     except ValueError as error:
-        reason = str(error).strip().splitlines()[-1].strip()
-        say(f"{folder}: generation_config.json contradicts itself ({reason}): kept are its stop")
-        say("tokens alone, here and in the models that are written")
+        reason = str(error).partition("\n- ")[2] or str(error)  # after "invalid:", the first thing
+        say(
+            f"{folder}/generation_config.json cannot be written as it is: only its stop tokens are "
+            f"kept ({reason.splitlines()[0]})"
+        )
         model.generation_config = GenerationConfig(
             bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id
         )
@@ -111,8 +113,10 @@ def check_stops(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
     end = turn_end(tokenizer)
     if end is not None and end not in stops:
         name = tokenizer.convert_ids_to_tokens(end)
-        say(f"the chat template ends a turn with {name}, which is no stop token: completions may")
-        say(f"never end; if it should be one, add {end} to eos_token_id in generation_config.json")
+        say(
+            f"hint: the chat template ends a turn with {name}, which is no stop token: if "
+            f"completions do not end, add {end} to eos_token_id in generation_config.json"
+        )
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -143,5 +147,7 @@ def say_shared(trained: Sequence[Problem], tested: Mapping[str, Sequence[Problem
     known = set(map(plain, trained))
     for name, problems in tested.items():
         if shared := sum(plain(problem) in known for problem in problems):
-            say(f"{shared} of {len(problems)} test questions of {name} are also trained on: its")
-            say("accuracy says how much was learned by heart")
+            say(
+                f"{shared} of {len(problems)} test questions of {name} are also trained on: its "
+                "accuracy is in part what was learned by heart"
+            )

@@ -71,7 +71,7 @@ def load_weights(path: str, dtype: torch.dtype) -> nn.Module:
     )
     missing, unknown = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
     misshaped = sorted(name for name, *_ in found["mismatched_keys"])
-    check_names(missing, unknown, misshaped, len(list(model.parameters())))
+    check_names(missing, unknown, misshaped, len(model.state_dict()))
     check_finite(model.named_parameters())
     keep_savable(model, path)
     return model

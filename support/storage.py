@@ -101,8 +101,7 @@ class Folder:
                 f"--out {self.path}: another process is still writing there"
             ) from error
         except OSError as error:  # NFS, Lustre
-            say(f"--out {self.path}: no lock on this file system ({error.strerror}): nothing keeps")
-            say("another command from writing there")
+            say(f"--out {self.path}: no lock ({error.strerror}), run one command at a time there")
 
     def write_settings(self) -> None:
         """config.json. After all that can fail, so that the command can be given again."""

@@ -293,8 +293,9 @@ def _holds(text: str, part: str) -> bool:
 
 @lru_cache(maxsize=8)
 def _can_read(tokenizer, text: str) -> bool:
-    """Whether the tokenizer has tokens for all of an ordinary text."""
-    return tokenizer.unk_token_id not in tokenizer(text, add_special_tokens=False)["input_ids"]
+    """Whether the tokenizer has tokens for all of a text."""
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return tokenizer.unk_token_id not in ids
 
 
 def opens_think(tokenizer, ids: list[int]) -> bool:
