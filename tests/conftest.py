@@ -10,12 +10,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -68,3 +70,21 @@ def without_times(out: Path) -> list[dict]:
 def model(request) -> PreTrainedModel:
     """Rotary positions with and without biases and tied embeddings, and learned ones."""
     return random_model(request.param)
+
+
+def edit(path: Path, **changes) -> None:
+    """Change entries of a JSON file; None removes one."""
+    entries = json.loads(path.read_text()) | changes
+    kept = {name: value for name, value in entries.items() if value is not None}
+    path.write_text(json.dumps(kept))
+
+
+def text_tokenizer(template: str | None = None, **special) -> PreTrainedTokenizerFast:
+    """One token for each byte and special token: 256 and `<|end|>`, `<|im_end|>`, `<unk>`."""
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({sign: i for i, sign in enumerate(bytes_)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>", "<|im_end|>", "<unk>"])
+    options = {"eos_token": "<|end|>", "pad_token": "<|end|>", "chat_template": template} | special
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
