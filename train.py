@@ -34,7 +34,6 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
-from shlex import quote
 
 import torch
 import transformers
@@ -56,7 +55,7 @@ from support.processes import RANK, Largest, StopSignal, combined, whole
 from support.rehearsal import Rehearsal
 from support.run import Run
 from support.settings import REWARD_PARTS, Config, as_flags, importance_cap, parse
-from support.storage import Folder, new_folder, write_atomically
+from support.storage import Folder, new_folder, shell, write_atomically
 
 FAILURES = 3  # gradients in a row that are not finite end a run
 
@@ -114,10 +113,9 @@ def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
                 tqdm.write(message, file=sys.stderr)
             if failed == FAILURES:
                 folder.save_models()
-                last = folder.path / "model"
                 raise InputError(
                     f"{FAILURES} gradients in a row were not finite: start a new run with a lower "
-                    f"--lr, from the weights before these with --model {quote(str(last))}"
+                    f"--lr, from the weights before these: --model {shell(folder.path / 'model')}"
                 )
             if progress.step - saved >= config.save_every and not failed:
                 folder.save(progress)
@@ -132,7 +130,7 @@ def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
     if stop.stopped:
         N = run.processes.count
         start = "python" if N == 1 else f"the same launcher ({N} processes) and"
-        print(f"stopped; go on with: {start} train.py --resume --out {quote(str(folder.path))}")
+        print(f"stopped; go on with: {start} train.py --resume --out {shell(folder.path)}")
         raise SystemExit(stop.exit_code)
     return progress.rows
 

@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import pickle
+import shlex
 import shutil
 import sys
 import time
@@ -261,6 +262,11 @@ def new_folder(parent: Path = Path("runs")) -> Path:
         except FileExistsError:
             continue
         return path
+
+
+def shell(path: Path) -> str:
+    """The path as a command may have it, whatever is in its name."""
+    return shlex.quote(str(path))
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -18,7 +18,14 @@ from transformers import (
 )
 
 import grpo
-from grpo import LOSS_TYPES, group_advantages, grpo_loss, loss_normalizer, token_log_probs
+from grpo import (
+    LOSS_TYPES,
+    group_advantages,
+    grpo_loss,
+    k3_divergence,
+    loss_normalizer,
+    token_log_probs,
+)
 from pods import max_variance
 from rollouts import pack
 from support import tiny
@@ -447,6 +454,19 @@ def test_completions_without_tokens_contribute_zero(loss_type, T):
     loss.backward()
     assert loss.item() == 0.0
     assert log_probs.grad.tolist() == [[0.0] * T] * 2
+
+
+@pytest.mark.parametrize("distance", [-1e4, -89.0, -5.0, 0.0, 5.0, 20.0, 21.0, 89.0, 1e4])
+def test_one_token_far_from_the_reference_leaves_the_gradient_finite(distance):
+    """exp(89) is no float32: unbounded, a single token would make every weight NaN."""
+    reference, mask = torch.tensor([[distance, 0.5]]), torch.ones(1, 2)
+    log_probs = torch.zeros(1, 2, requires_grad=True)
+    divergence = k3_divergence(log_probs, reference, mask)
+    divergence.sum().backward()
+    assert bool(divergence.isfinite().all()) and bool((divergence >= 0).all())
+    pull = log_probs.grad[0, 0].item()  # towards the reference, the more the farther
+    assert abs(pull + math.expm1(min(distance, 20))) < 1e-6 * max(1, abs(pull))
+    assert divergence[0, 1].item() == pytest.approx(math.exp(0.5) - 1.5)
 
 
 def test_kl_without_a_reference_and_unknown_loss_types_are_refused():

@@ -15,9 +15,11 @@ from conftest import without_times
 
 import train
 from support.storage import new_folder
+from support.tasks import load_task
 
 SHORT = ["--n", "4", "--m", "2", "--prompts-per-step", "2", "--steps", "2", "--eval-problems", "8"]
 NAMES = ["a b", "$HOME", "a$b_$c", "größe 数", "it's", "[x]*?", "a=b"]
+ALL = "a b $c_$d größe 数 it's [x]*? ="
 
 
 def write_sums(path: Path) -> Path:
@@ -30,7 +32,7 @@ def write_sums(path: Path) -> Path:
 # ---- locks ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reason", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("reason", [errno.ENOSYS, errno.ENOLCK])
 def test_a_file_system_without_locks_goes_on_and_says_so(tmp_path, monkeypatch, capsys, reason):
     def lock(*_) -> None:
         raise OSError(reason, os.strerror(reason))
@@ -77,20 +79,18 @@ def test_what_is_refused_leaves_no_folder(tmp_path, monkeypatch):
 # ---- names ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_any_name_will_do(tmp_path, name):
-    task, out = write_sums(tmp_path / name / "sums.jsonl"), tmp_path / f"{name} out"
-    flags = ["--task", str(task), "--eval-task", "arithmetic", str(task), *SHORT]
+def test_any_name_will_do(tmp_path):
+    task, out = write_sums(tmp_path / ALL / f"{ALL}.jsonl"), tmp_path / f"{ALL} out"
+    flags = ["--task", str(task), *SHORT]
     assert train.main([*flags, "--out", str(out)]) == 0
     assert (out / "curves.png").stat().st_size > 0
-    again = ["--model", str(out / "model"), *flags, "--out", str(tmp_path / f"{name} again")]
+    again = ["--model", str(out / "model"), *flags, "--out", str(tmp_path / f"{ALL} again")]
     assert train.main(again) == 0
     assert train.main(["--resume", "--out", str(out), "--steps", "3"]) == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_printed_command_goes_on_in_a_shell(tmp_path, capsys, monkeypatch, name):
-    out = tmp_path / name
+def test_the_printed_command_goes_on_in_a_shell(tmp_path, capsys, monkeypatch):
+    out = tmp_path / ALL
 
     def stop(self) -> None:
         self.number = signal.SIGTERM
@@ -106,8 +106,6 @@ def test_the_printed_command_goes_on_in_a_shell(tmp_path, capsys, monkeypatch, n
 
 @pytest.mark.parametrize("name", NAMES)
 def test_data_lies_anywhere(tmp_path, name):
-    from support.tasks import load_task
-
     row = {"question": "How much?", "answer": "#### 3"}
     (tmp_path / name).mkdir()
     (tmp_path / name / "train.jsonl").write_text(json.dumps(row) + "\n")

@@ -242,6 +242,57 @@ def test_many_groups_in_one_call():
         assert spread(kept) == best_split(grid[row].tolist(), 256)
 
 
+# ---- what rewards come in ------------------------------------------------------------------------
+
+FORMS = {
+    "float32": lambda values: torch.tensor(values),
+    "NumPy float32": lambda values: np.array(values, np.float32),
+    "float32 widened": lambda values: torch.tensor(values).double(),
+    "float32 as a list": lambda values: torch.tensor(values).tolist(),
+    "backwards": lambda values: np.array(values[::-1], np.float32)[::-1],
+    "every second": lambda values: np.repeat(np.array(values), 2)[::2],
+    "foreign bytes": lambda values: np.array(values, ">f4"),
+    "objects": lambda values: np.array(values, object),
+    "read-only": lambda values: np.broadcast_to(np.array(values), (len(values),)),
+    "scalars": lambda values: [np.float32(value) for value in values],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_values_decide_and_not_what_they_come_in(form):
+    """Tenths tie exactly on paper; float32 is off by more than the noise of float64."""
+    rng = random.Random(form)
+    groups = [[0.1, 0.4, 0.7, 1.0]]
+    for grid in ([0, 0.1, 0.2, 1, 1.1, 1.2], [i / 10 for i in range(12)]):
+        groups += [rng.choices(grid, k=rng.randint(4, 40)) for _ in range(150)]
+    for group in groups:
+        m = 3 if len(group) == 4 else rng.randint(2, len(group))
+        for rule in (max_variance, percentile):
+            assert select(FORMS[form](group), m, rule) == select(group, m, rule), (group, m)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("error", [TypeError, RuntimeError])
+def test_a_device_without_float64_is_served_by_the_cpu(monkeypatch, rule, error):
+    """Apple's devices refuse a conversion to float64; there the tensor is not on the CPU."""
+    rewards, to, cpu, there = torch.rand(3, 9), torch.Tensor.to, torch.Tensor.cpu, [True]
+
+    def refuses(tensor, *arguments, **options):
+        if there[0] and torch.float64 in arguments:
+            raise error("Cannot convert a MPS Tensor to float64 dtype")
+        return to(tensor, *arguments, **options)
+
+    def leaves(tensor):
+        there[0] = False
+        return cpu(tensor)
+
+    expected = down_sample(rewards, 4, rule, torch.Generator().manual_seed(1))
+    monkeypatch.setattr(torch.Tensor, "to", refuses)
+    monkeypatch.setattr(torch.Tensor, "cpu", leaves)
+    got = down_sample(rewards, 4, rule, torch.Generator().manual_seed(1))
+    assert torch.equal(got, expected) and got.device == rewards.device and not there[0]
+
+
 # ---- the other rules -----------------------------------------------------------------------------
 
 
