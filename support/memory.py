@@ -1,8 +1,8 @@
-"""What a run will do and the memory it will need, before it is begun.
+"""The memory that a run needs, counted before it is begun.
 
-    config = Config(**PRESETS["gsm8k-qwen2.5-3b-l40s"])      # the paper's first setting
-    print(dry_run(config))                                   # what it would do and need, here
-    print(dry_run(config, MACHINES["gsm8k-qwen2.5-3b-l40s"]))    # and on the paper's machine
+    shape = architecture("Qwen/Qwen2.5-3B-Instruct")         # known here, or from a config.json
+    update_bytes(shape, config)(16)                          # of a micro-batch of 16 sequences
+    standing_bytes(*parameter_counts(shape, config), config)     # weights, gradients, moments
 
 Memory is what an update is dear in, and why PODS trains on m of n rollouts. It is counted, not
 guessed: `token_log_probs` runs forward and backward on tensors that have sizes and no content
@@ -10,8 +10,8 @@ guessed: `token_log_probs` runs forward and backward on tensors that have sizes 
 finds activations, what checkpointing computes again, logits, and bfloat16 copies of weights alike;
 it takes seconds, no weights and no network.
 
-Left out: time, which sizes do not tell. vLLM's own buffers, and its settings on a CPU. What ZeRO
-and FSDP gather for a moment. The forward pass of the KL's reference.
+Left out: vLLM's own buffers, and its settings on a CPU. What FSDP gathers for a moment. The forward
+pass of the KL's reference.
 
 Legend: P prompts a process and step, n rollouts a prompt, m kept, S tokens of a sequence, of which
 T are the completion's, N processes.
@@ -19,7 +19,6 @@ T are the completion's, N processes.
 
 import copy
 import json
-import math
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -35,7 +34,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from grpo import token_log_probs
 from support.adapters import add_lora
 from support.errors import InputError
-from support.presets import LLAMA_3B, QWEN_3B, QWEN_7B, Machine, this_machine
+from support.presets import LLAMA_3B, QWEN_3B, QWEN_7B
 from support.settings import Config
 
 # ---- the model, without weights ------------------------------------------------------------------
@@ -245,12 +244,6 @@ def parameter_counts(shape: PreTrainedConfig, config: Config) -> tuple[int, int]
 
 
 WEIGHTS, GRADIENTS, MOMENTS, REFERENCE = "weights", "gradients", "AdamW's moments", "KL's reference"
-# What each kind of data parallelism divides among the processes. DDP, the plain kind: nothing.
-DIVIDED = {
-    "DDP": (),
-    "ZeRO-2": (GRADIENTS, MOMENTS),
-    "FSDP": (GRADIENTS, MOMENTS, WEIGHTS),
-}
 
 
 def standing_bytes(count: int, trained: int, config: Config) -> dict[str, int]:
@@ -284,102 +277,3 @@ def generation_bytes(
     cache = max(0, round(config.gpu_memory_utilization * memory) - weights)
     at_once = min(rollouts, cache // in_vllm)  # the others wait
     return {"vLLM weights": weights, f"vLLM cache: {at_once}/{rollouts} rollouts": cache}
-
-
-# ---- the report ----------------------------------------------------------------------------------
-
-USABLE = 0.95  # the rest is CUDA's, a sleeping vLLM's, and lost between the allocator's blocks
-
-
-def dry_run(config: Config, machine: Machine | None = None) -> str:
-    """What a run will do, and the memory it will need, as text. Needs no weights and no network.
-
-    An estimate: exact in what it counts, but with a CPU's kernels, every sequence as long as it may
-    be, and gradients there from the start, as they are from the second micro-batch on.
-
-    Args:
-        config: the settings of the run.
-        machine: where it is to run; default: here, in one process.
-
-    Raises:
-        InputError: nothing is known about the model, see `architecture`.
-    """
-    machine = machine or this_machine()
-    shape = architecture(config.model)
-    N, P, n = machine.processes, config.prompts_per_step, config.n
-    (S, _), (count, trained) = longest(shape, config), parameter_counts(shape, config)
-    usable, kept = USABLE * machine.memory, P * config.m
-    batch = min(kept, config.micro_batch)
-    # Lists have a number for each kind of data parallelism; one process knows only one.
-    kinds = list(DIVIDED) if N > 1 else ["DDP"]
-    # FSDP's gradients are whole until they are sent, which train.py does with the last micro-batch.
-    undivided = {("FSDP", GRADIENTS)} if kept > batch else set()
-    parts = {
-        part: [
-            size // N if part in DIVIDED[kind] and (kind, part) not in undivided else size
-            for kind in kinds
-        ]
-        for part, size in standing_bytes(count, trained, config).items()
-    }
-    if N > 1:
-        parts["ZeRO's own weights"] = [0, 4 * trained // N, 0]  # its share, to step from
-        if config.sampler == "torch":  # parts of weights cannot be sampled from
-            parts["FSDP's sampler"] = [0, 0, parts[WEIGHTS][0]]
-    standing = [sum(column) for column in zip(*parts.values())]
-    generation = generation_bytes(shape, config, count, machine.memory)
-    allocated = update_bytes(shape, config)
-
-    def updating(sequences: int) -> list[int]:
-        """All that is there in an update with micro-batches of this size."""
-        return [there + allocated(sequences) for there in standing]
-
-    unit, name = (1e9, "GB") if standing[0] > 1e9 else (1e6, "MB")
-
-    def line(label: str, numbers: list[int], verdict: bool = False) -> str:
-        cells = [f"{number / unit:,.1f} {name}" for number in numbers]
-        if verdict:
-            fits = ["fits" if number <= usable else "out of memory" for number in numbers]
-            cells = [f"{cell} {fit}" for cell, fit in zip(cells, fits)]
-        return f"  {label:28} " + "".join(f"{cell:23}" for cell in cells).rstrip()
-
-    text = [
-        f"plan for {N} x {machine.name} ({machine.memory / 1e9:.1f} GB each, {usable / 1e9:.1f} to "
-        "be counted on)",
-        f"  {count:,} parameters, {trained:,} trained",
-        f"  a step: {N * P} prompt(s), {N * P * n} rollouts of at most {S} tokens with their "
-        f"prompt, {N * kept} kept",
-        f"  a process: {math.ceil(kept / batch)} micro-batch(es) of {batch} sequences, "
-        f"{config.epochs} optimiser step(s)",
-        "memory of a process",
-        *([" " * 31 + "".join(f"{kind:23}" for kind in kinds).rstrip()] if N > 1 else []),
-        *(line(part, column) for part, column in parts.items()),
-        line("always there", standing, True),
-        *(line(part, [size]) for part, size in generation.items()),
-        line("in generation", [a + sum(generation.values()) for a in standing], True),
-        line(f"micro-batch of {batch} sequences", [allocated(batch)]),
-        line("in the update", updating(batch), True),
-        "the update, if all that is kept were one micro-batch",
-    ]
-    powers = [2**i for i in range(2, 20) if 2**i < n]
-    text += [line(f"m = {m}, {P * m} sequences", updating(P * m), True) for m in [*powers, n]]
-    for i, kind in enumerate(kinds):
-        fitting = [b for b in range(1, P * n + 1) if updating(b)[i] <= usable]
-        found = conclusion(max(fitting, default=0), config, N)
-        text.append(f"{kind}: " * (N > 1) + found)
-    return "\n".join(text)
-
-
-def conclusion(largest: int, config: Config, processes: int) -> str:
-    """What it means that `largest` is the largest micro-batch with enough memory, 0 for none."""
-    n, kept = config.n, config.prompts_per_step * config.m
-    if not largest:
-        cures = [] if config.gradient_checkpointing else ["--gradient-checkpointing"]
-        cures += [] if config.lora_rank else ["--lora-rank"]
-        cures += ["FSDP or ZeRO-2 (README.md)"] if processes > 1 else []
-        return f"no micro-batch fits: try {', '.join([*cures, 'a smaller model'])}"
-    if largest == config.prompts_per_step * n:
-        return f"n = m = {n} fits in one micro-batch"
-    yours = min(kept, config.micro_batch)
-    verdict = "fits" if yours <= largest else "out of memory"
-    all_in_one = f"n = m = {n} in one: out of memory"
-    return f"--micro-batch up to {largest} fits ({yours}: {verdict}); {all_in_one}"
