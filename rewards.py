@@ -113,11 +113,15 @@ INLINE = re.compile(  # a formula between its marks; of "$5, not $6" the dollars
     r"\$\$?(?=[^\s$])[^$\n]{0,300}[^\s$]\$\$?(?!\d)|\\\(.{1,300}?\\\)|\\\[.{1,300}?\\\]"
     r"|\\begin\{[a-z]+\}.{1,300}?\\end\{[a-z]+\}|" + TEXT.pattern
 )
-PROSE = re.compile(
-    r"(?<![\\A-Za-z\d])(?!(?:and|or)\s+[-$\\\d])[A-Za-z]{2,}"
-    r"|(?<![-+*/=,)])(?<!\\cup)(?<!\\cap) \("  # "12 (twelve)", not "(x+3) (x-3)"
+WORDS = r"(?<![\\A-Za-z\d])(?!(?:and|or)\s+[-$\\\d])[A-Za-z]{2,}"
+PROSE = re.compile(  # also "12 (twelve)", but not "(x+3) (x-3)"
+    WORDS + r"|(?<![-+*/=,)])(?<!\\cup)(?<!\\cap) \("
 )
-BETWEEN = re.compile(PROSE.pattern + r"|[.:;!?](?=\s|$)|(?<!\S)[aI] (?=[A-Za-z\d$])")
+BETWEEN = re.compile(
+    r"\b[A-Za-z]+'[a-z]+|" + WORDS + r"|[.:;!?](?=\s|$)|(?<!\S)[aI] (?=[A-Za-z\d$])"
+)
+# What makes more of a stretch than its numbers: letters, powers, pairs (0,9), ratios 3:4.
+FORMULA = re.compile(r"(?!(?:and|or)\b)(?<![A-Za-z])[A-Za-z]|[\\^_]|[(\[][^()\[\]]*,|0 ?: ?0")
 
 
 class Extracted(str):
@@ -221,7 +225,7 @@ def _numbers(line: str) -> Iterator[str]:
         stretch = line[start : word.start() if word else len(line)].strip(' ,;:*_`"')
         start = word.end() if word else len(line)
         found = NUMBER.findall(stretch)
-        if found and re.search(r"[A-Za-z\\^_]|[(\[][^()\[\]]*,", NUMBER.sub("0", stretch)):
+        if found and FORMULA.search(NUMBER.sub("0", stretch)):
             yield stretch
         else:
             yield from found

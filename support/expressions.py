@@ -58,7 +58,11 @@ NO_FACTOR = {*CLOSING.values(), *TIMES, *OVER, "+", "-", "!", "^", "_", ",", ";"
 
 
 class Unreadable(ValueError):
-    """The text is no formula that is read here, or has a value too large to compute."""
+    """The text is no formula that is read here."""
+
+
+class TooLarge(Unreadable):
+    """The text is a formula with a value too large to compute."""
 
 
 def same(answer: str, gold: str) -> bool | None:
@@ -69,7 +73,9 @@ def same(answer: str, gold: str) -> bool | None:
     try:
         (left, sign), (right, gold_sign) = _sides(answer), _sides(gold)
         pairs = list(_at_points(left, right))
-    except (Unreadable, RecursionError):
+    except TooLarge:  # for one of them: what is too large is not equal to what is not
+        return False if readable(answer) or readable(gold) else None
+    except Unreadable:
         return None
     if not pairs:
         return None
@@ -80,7 +86,11 @@ def same(answer: str, gold: str) -> bool | None:
 
 def readable(text: str) -> bool:
     """Whether the text is a formula, equation or inequality that has a value at some point."""
-    return same(text, text) is not None
+    try:
+        sides, _ = _sides(text)
+        return any(_value(sides, index) is not None for index in range(POINTS))
+    except Unreadable:
+        return False
 
 
 def _sides(text: str) -> tuple[tuple[str, ...], str]:
@@ -239,7 +249,7 @@ class _Reader:
         if base and exponent:
             size = abs(_mpmath().log(base)) * abs(exponent)
             if size > LARGEST_LOG:
-                raise Unreadable("a power too large to compute")
+                raise TooLarge("a power")
         return base**exponent
 
     def group(self, opening: str):
@@ -312,7 +322,7 @@ class _Reader:
         bracketed = self.peek() in ("(", "{", "[")
         value = self.signed(self.power if bracketed else lambda: self.product(of_function=True))
         if name in ("exp", "sinh", "cosh", "tanh") and abs(value) > LARGEST_LOG:
-            raise Unreadable("too large to compute")
+            raise TooLarge(token)
         if base is not None:
             result = context.log(value) / context.log(base)
         else:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from support.equality import NeedsAlgebra, equal, gradable, is_tame
@@ -74,31 +74,17 @@ def _remember(pair: Pair, verdict: bool) -> bool:
     return verdict
 
 
-def are_gradable(
-    answers: Sequence[str], progress: Callable[[int, int], None] | None = None
-) -> list[bool]:
-    """Which references can be compared with: not blank, not cut, and readable if formulas.
+def are_gradable(answers: Sequence[str]) -> list[bool]:
+    """Which references can be compared with: neither blank, nor cut, nor unfinished.
 
-    For a whole data set, at load: there is no limit to the time that all of them take together, and
-    the same ones are gradable in every process and every run.
-
-    Args:
-        answers: the references.
-        progress: called with how many of the hard ones are checked, and how many there are.
-    Raises:
-        RuntimeError: math-verify is needed and cannot be started.
+    Decided from the text alone, so a data set is the same in every process and every run.
     """
-    known = {answer: gradable(answer) for answer in dict.fromkeys(answers)}
-    unsure = [answer for answer, verdict in known.items() if verdict is None]
-    verdicts = _server.ask([(answer, None) for answer in unsure], progress)
-    # Of what takes too long to parse, at least the same spelling is right.
-    known |= {a: verdict != "0" for a, verdict in zip(unsure, verdicts, strict=True)}
-    return [known[answer] for answer in answers]
+    return [gradable(answer) for answer in answers]
 
 
 def is_gradable(answer: str) -> bool:
-    """Whether a reference can be compared with. Many at once: `are_gradable`."""
-    return are_gradable([answer])[0]
+    """Whether a reference can be compared with."""
+    return gradable(answer)
 
 
 def grader_stats() -> dict[str, int]:
@@ -119,11 +105,7 @@ class _Server:
     def __init__(self) -> None:
         self.lock, self.process = threading.Lock(), None
 
-    def ask(
-        self,
-        questions: Sequence[tuple[str, str | None]],
-        progress: Callable[[int, int], None] | None = None,
-    ) -> list[str]:
+    def ask(self, questions: Sequence[tuple[str, str]]) -> list[str]:
         """For each question "1", "0", "x" if it was given up, or `LOST`."""
         verdicts = dict.fromkeys(range(len(questions)), LOST)
         with self.lock:
@@ -132,7 +114,7 @@ class _Server:
                 if not missing:
                     break
                 try:
-                    self._exchange(missing, questions, verdicts, progress)
+                    self._exchange(missing, questions, verdicts)
                 except (BrokenPipeError, TimeoutError):
                     self.stop()
                     _counts["restarted"] += 1
@@ -143,7 +125,7 @@ class _Server:
             _counts["failed"] += sum(verdict in ("x", LOST) for verdict in verdicts.values())
         return list(verdicts.values())
 
-    def _exchange(self, missing: list[int], questions, verdicts: dict, progress) -> None:
+    def _exchange(self, missing: list[int], questions: Sequence, verdicts: dict) -> None:
         if self.process is None:
             self._start()
         request = (json.dumps([questions[index] for index in missing]) + "\n").encode()
@@ -152,9 +134,6 @@ class _Server:
         for _ in missing:
             index, verdict = self._receive(SILENCE_SECONDS).split()
             verdicts[missing[int(index)]] = verdict
-            if progress:
-                done = sum(verdict != LOST for verdict in verdicts.values())
-                progress(done, len(verdicts))
 
     def _start(self) -> None:
         root = str(Path(__file__).resolve().parents[1])

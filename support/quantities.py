@@ -24,7 +24,6 @@ MIXED = re.compile(rf"([-+]?)(?:(\d+) )?{PART}/{PART}")  # 1/2, 3 1/2, (3)/(4)
 REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline\{(\d+)\}")
 BASED = re.compile(r"((?=[A-F]*\d)[\dA-F]+(?:\.[\dA-F]+)?)_\{?(\d{1,2})\}?")
 ARITHMETIC = re.compile(r"(?:[-+*/(){}\d. ]|\\times|\\cdot|\\div)+")  # work that is not done
-CLOCK = re.compile(r"\d{1,2}(?::\d\d){1,2}")
 
 
 def number(text: str) -> Fraction | None:
@@ -76,7 +75,9 @@ GLUED_UNIT = re.compile(
     rf"(?<=[\d}}])(?=(?:(?:{_GLUED}|dm)(?:\^\{{?[23]\}}?)?(?:/[A-Za-z]+)?"
     r"|/[A-Za-z]{2,})$)"
 )
+UNIT_FRACTION = re.compile(r" ?\\frac\{([A-Za-z]{2,})\}\{([A-Za-z]+)\}$")  # \frac{km}{h}
 GLUED_LETTER = re.compile(r"(?<=\d)(?=(?:L|m\^\{?[23]\}?)$)")
+VARIABLES = re.compile(r"[A-Za-z]{0,2}|[abc]+|[xyz]+")  # 5 x, 3 ab/c
 # Behind a number these change its value: 5 squared, 2 thirds, 9 or 10.
 NUMBER_WORD = re.compile(
     r"(?:and|or|not|plus|minus|times|over|squared|cubed|factorial|dozen|hundred|hal(?:f|ves)"
@@ -93,6 +94,7 @@ def split_unit(text: str, letters: bool = False) -> tuple[str, str | None]:
     Returns:
         The value, and the unit if it is one of `UNITS`; the whole text if there is nothing to cut.
     """
+    text = UNIT_FRACTION.sub(r" \1/\2", text)
     cut = GLUED_UNIT.sub(" ", DEGREE.sub(r"\1 degree\2", text))
     words = (GLUED_LETTER.sub(" ", cut) if letters else cut).split(" ")
     kept = len(words)
@@ -101,9 +103,8 @@ def split_unit(text: str, letters: bool = False) -> tuple[str, str | None]:
     value, names = " ".join(words[:kept]), [_unit_name(word) for word in words[kept:]]
     if not names or len(names) > 6 or not re.search(r"(?:[\d})]|\\pi)$", value):
         return text, None
-    first = names[0]
-    if first not in UNITS and (len(first) < 3 or re.fullmatch("[abc]+|[xyz]+", first)):
-        return text, None  # a variable or two: 5 x
+    if any(part not in UNITS and VARIABLES.fullmatch(part) for part in names[0].split("/")):
+        return text, None
     if any(map(NUMBER_WORD.fullmatch, names)):
         return text, None
     known = ("/".join(UNITS.get(part, "") for part in name.split("/")) for name in names)

@@ -77,7 +77,7 @@ REWRITES = [
             "(1,2]",
         ),
         (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![a-z]))|~|\s", " ", r"5\,\text{m}", "5 m"),
-        (r"(?:\b(?:US|CA|AU))?\\?\$|\\pounds|\\euro(?![a-z])", "", r"US$20", "20"),
+        (r"(?:\b(?:US|CA|AU))?\\?\$|\\pounds|\\euro(?![a-z])|\bRs\b\.?", "", "US$20", "20"),
         (r"\\?%|\b(?:percent|percentage)\b", " %", r"45\%", "45 %"),
         (r"\*\*", "^", "x**2", "x^2"),
         (r"\\[dtc]frac(?![a-z])", r"\\frac", r"\dfrac{1}{2}", r"\frac{1}{2}"),
@@ -91,8 +91,14 @@ REWRITES = [
         ),
         (TEXT.pattern, r" \1 ", r"18\mbox{ cm}", "18 cm"),
         (TEXT.pattern, r" \1 ", r"\textbf{\text{(C)} 5}", "(C) 5"),  # the outer one
-        (r"(?<=[\d})]) ?deg(?:rees?)?\b", r"^\\circ ", "sin(30) degrees", r"\sin (30)^\circ"),
-        (r"\b([ap])\. ?m\b\.?", r"\1m", "9 a.m.", "9 am"),
+        (r"(?<=[\d})]) *deg(?:rees?)?\b", r"^\\circ ", "sin(30) degrees", r"\sin (30)^\circ"),
+        (
+            r"(?<=\d) *([AaPp])\.? ?[Mm]\b\.?",
+            lambda half: f" {half[1].lower()}m",
+            "9 A.M.",
+            "9 am",
+        ),
+        (r"\bm ?(?=\\angle)", "", r"m\angle A=5", r"\angle A=5"),
         (
             r"(?<=\d) ?(?:\^ ?\{ ?(?:st|nd|rd|th) ?\}|\^? ?(?:st|nd|rd|th)\b)",
             "",
