@@ -86,7 +86,7 @@ def _whole(completion: str, opens_think: bool) -> str:
     """The text that is judged: with the prompt's <think>, without end-of-turn tokens."""
     text = completion.strip()
     for _ in range(100):  # "...</answer><|im_end|>\n</s>": from the right, token by token
-        if not (token := END_TOKEN.search(text[-40:])):
+        if not text.endswith(">") or not (token := END_TOKEN.search(text[-40:])):
             break
         text = text[: -len(token[0])].rstrip()
     return "<think>" + text if opens_think else text
@@ -97,8 +97,7 @@ def _whole(completion: str, opens_think: bool) -> str:
 # "\boxed form" is none; "\\boxed{5}", escaped once too often, is one.
 BOX = re.compile(r"\\(?:boxed|fbox)[ \t]*(?:\{|[ \t][-+$.\d\\]|[ \t][A-Z]\b)")
 BOX_TOKENS = re.compile(
-    r"\\+(?:boxed|fbox)[ \t]*(?P<box>\{)"
-    r"|\\+(?:boxed|fbox)[ \t]+(?P<bare>[-+$.\d\\][^\s$]*|[A-Z]\b)"
+    r"\\+(?:boxed|fbox)(?:[ \t]*(?P<box>\{)|[ \t]+(?P<bare>[-+$.\d\\][^\s$]*|[A-Z]\b))"
     r"|\\.|(?P<open>\{)|(?P<close>\})",
     re.DOTALL,
 )

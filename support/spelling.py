@@ -114,11 +114,11 @@ REWRITES = [
             "2sin(pi)",
             r"2\sin (\pi )",
         ),
-        (r"(?<![\\a-zA-Z])(?:infinity|inf)(?![a-zA-Z])", r"\\infty ", "(2,infinity)", None),
+        (r"(?<![\\a-zA-Z])(?:infinity|inf)(?![a-zA-Z])", r"\\infty ", "(2,infinity)", r"(2,\infty )"),
         (r"\\varnothing|\\\{ *\\\}", r"\\emptyset", r"\{\}", r"\emptyset"),
         (r"\\(?:langle|lparen)(?![a-z])", "(", r"\langle 1,2)", "( 1,2)"),
         (r"\\(?:rangle|rparen)(?![a-z])", ")", r"(1,2\rangle", "(1,2)"),
-        (r"\\[lr]?vert(?![a-z])|\\mid(?![a-z])", "|", r"\lvert x\rvert", "|x|"),
+        (r"\\[lr]?vert(?![a-z])|\\mid(?![a-z])", "|", r"\lvert x\rvert", "| x|"),
         (r"\\leq(?:slant)?(?![a-z])|<=", r"\\le ", r"x\leq 2", r"x\le 2"),
         (r"\\geq(?:slant)?(?![a-z])|>=", r"\\ge ", "x>=2", r"x\ge 2"),
         (r"\\lt(?![a-z])", "<", r"x\lt 2", "x< 2"),
@@ -127,7 +127,7 @@ REWRITES = [
         (r"\s+per\s+", "/", "5 miles per hour", "5 miles/hour"),
         (r" *(?<!\\)/ *", "/", "60 km / h", "60 km/h"),
         (r" +", " ", "1  1/2", "1 1/2"),
-        (r"(?<![\\ ])\{ | (?=[}^])", lambda at: at[0].strip(), r"\frac{ \pi }{4}", None),
+        (r"(?<![\\ ])\{ | (?=[}^])", lambda at: at[0].strip(), r"\frac{ \pi }{4}", r"\frac{\pi}{4}"),
         (r"\^\(([^()]*)\)", r"^{\1}", "x^(1/2)", "x^{1/2}"),
         (r"([_^])\{(\w)\}(?!\d)", r"\1\2", "x^{2}", "x^2"),
         (r"^ ?([-+]) ", r"\1", "- 7", "-7"),
@@ -147,6 +147,8 @@ def normalise(text: str) -> str:
     Args:
         text: an answer or a reference, of at most some thousand characters.
     """
+    if text.isascii() and text.isdecimal():
+        return text  # as most answers to word problems are
     text = plain(text).strip().strip('`*_"')
     if len(text) > 2 and text[0] == text[-1] == "'":
         text = text[1:-1]
