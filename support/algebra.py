@@ -8,16 +8,18 @@ at the first question that takes too much CPU time or memory, even in the middle
 multiplication, and the next child costs milliseconds, not an import. The server ends when the pipe
 to the trainer closes, however the trainer ended.
 
-A verdict belongs to its question alone. The limit is one answer's, not its call's, and counts CPU
-time, not the clock: a busy machine makes a reply late, not wrong. An ordinary question takes a
-tenth of the limit. Strings hash alike in every server and sympy's random numbers are seeded, so
-that its algorithms take the same way each time.
+A verdict belongs to its question alone. Each is answered by a fresh copy of the same process, and
+may allocate so many objects: a measure of work that is the same on every machine however busy, as
+time is not. Strings hash alike in every server and sympy's random numbers are seeded, so that its
+algorithms take the same way each time. The limits of CPU time and memory are for what works without
+allocating, which is stopped before it counts: they are far above what the first one allows.
 
 Read from stdin: a JSON list of [answer, reference] a line. Written to stdout: for each question a
 line with its index and "1" for equal, "0", or "x" if it failed, as they come.
 """
 
 import gc
+import itertools
 import json
 import logging
 import os
@@ -25,13 +27,14 @@ import re
 import resource
 import signal
 import sys
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from support.equality import equal
 
-CPU_SECONDS = 0.2  # for one question
+WORK = 250  # for one question, in collections of the garbage collector,
+OBJECTS = 100  # which come after so many objects that were allocated and are still there
+CPU_SECONDS = 1.0
 MEMORY_BYTES = 2 << 30  # address space of a child
 PROCESSES = min(4, os.cpu_count() or 1)
 
@@ -65,47 +68,41 @@ def _parse(text: str) -> list:
     return parse(rf"\boxed{{{exact}}}", latex_only, "no_fallback", parsing_timeout=None)
 
 
-def _answer_and_exit(questions: Sequence[Question], pipe: int) -> None:
-    """In a forked child: a byte for each question, until the kernel ends it."""
+def _answer_and_exit(question: Question, pipe: int) -> None:
+    """In a forked child: writes one byte, or none if it is stopped before."""
     try:
         if sys.platform == "linux":  # macOS does not keep this limit
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        for answer, gold in questions:
-            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-            try:
-                right = equal(answer, gold, compare)
-                verdict = b"1" if right else b"0"
-            except Exception:  # whatever sympy raises on nonsense; counted as failed by the trainer
-                verdict = b"x"
-            os.write(pipe, verdict)
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # the kernel's, whose signal ends it
+        work = itertools.count(1)
+        gc.collect()  # from here on, every child has allocated nothing
+        gc.set_threshold(OBJECTS, 1_000_000, 1_000_000)
+        gc.callbacks.append(
+            lambda phase, _: os._exit(1) if phase == "start" and next(work) > WORK else None
+        )
+        os.write(pipe, b"1" if equal(*question, compare) else b"0")
+    except Exception:  # whatever sympy raises on nonsense: no verdict
+        pass
     finally:
         os._exit(0)  # never back into the server's loop
 
 
-def answer_all(questions: Sequence[Question], reply) -> None:
-    """Share the questions among children and `reply(index, verdict)` to each one once."""
-    indices = range(len(questions))
-    shares = deque(filter(None, (indices[start::PROCESSES] for start in range(PROCESSES))))
-    running = {}
-    while shares or running:
-        while shares:
-            share = shares.popleft()
+def answer_all(questions: Sequence[Question], reply: Callable[[int, str], None]) -> None:
+    """Answer each question in a child of its own, some at a time, and `reply` to each once."""
+    waiting, running = list(enumerate(questions))[::-1], {}
+    while waiting or running:
+        while waiting and len(running) < PROCESSES:
+            index, question = waiting.pop()
             reader, writer = os.pipe()
             child = os.fork()
             if child == 0:
-                _answer_and_exit([questions[index] for index in share], writer)
+                _answer_and_exit(question, writer)
             os.close(writer)
-            running[child] = share, reader
+            running[child] = index, reader
         child, _ = os.wait()
-        share, reader = running.pop(child)
-        with os.fdopen(reader) as pipe:
-            verdicts = pipe.read()
-        if len(verdicts) < len(share):  # it died at the question after the last verdict
-            verdicts += "x"
-            if rest := share[len(verdicts) :]:
-                shares.append(rest)
-        for index, verdict in zip(share, verdicts, strict=False):
-            reply(index, verdict)
+        index, reader = running.pop(child)
+        with os.fdopen(reader) as verdict:
+            reply(index, verdict.read() or "x")
 
 
 def serve() -> None:
