@@ -32,7 +32,7 @@ from fractions import Fraction
 
 from support.equality import equal
 
-WORK = 250  # for one question, in collections of the garbage collector,
+WORK = 200  # for one question, in collections of the garbage collector,
 OBJECTS = 100  # which come after so many objects that were allocated and are still there
 CPU_SECONDS = 1.0
 MEMORY_BYTES = 2 << 30  # address space of a child

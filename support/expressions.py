@@ -16,8 +16,7 @@ Two points are positive. The third is negative and counts only where both values
 inequalities if by a positive factor; so y=2x+3 is 2x-y+3=0, but xy=1 is not y=1/x.
 
 Notation: e is Euler's number and i the imaginary unit; 2\frac{1}{3} is 7/3; 1/2x is x/2; a function
-takes the product that follows, \sin 2x+1 is \sin(2x)+1; x^10 is x^{10}. Left out: sums, integrals,
-limits, sets, logic.
+takes the product that follows, \sin 2x+1 is \sin(2x)+1; x^10 is x^{10}. Sums and sets are left out.
 """
 
 import functools
@@ -31,33 +30,29 @@ DIGITS = 100  # that are computed
 TOLERANCE = 50  # digits that must agree, relative to the larger value
 NEGLIGIBLE = 80  # digits behind the point: what is smaller is 0 up to rounding
 LARGEST_LOG = 100_000  # a power whose logarithm is larger is not computed
+LARGEST_FACTORIAL = 1_000
 NESTING = 40
 POINTS = 3
 
 TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|\\[a-zA-Z]+|[a-zA-Z]|\S")
 RELATION = re.compile(r"(?<!\\)=|[<>]|\\(?:le|ge)(?![a-z])")
-SYMBOLS = set(
-    re.findall(
-        r"\S+",
-        r"\alpha \beta \gamma \delta \epsilon \varepsilon \zeta \eta \theta \vartheta \iota \kappa "
-        r"\lambda \mu \nu \xi \rho \sigma \tau \phi \varphi \chi \psi \omega \Gamma \Delta \Theta "
-        r"\Lambda \Xi \Pi \Sigma \Phi \Psi \Omega \ell \hbar \infty \emptyset",
-    )
+SYMBOL = re.compile(
+    r"[a-zA-Z]|\\(?:(?:var)?epsilon|(?:var)?theta|(?:var)?phi|alpha|beta|[gG]amma|[dD]elta|zeta|eta"
+    r"|iota|kappa|[lL]ambda|mu|nu|[xX]i|rho|[sS]igma|tau|chi|[pP]si|[oO]mega|Theta|Pi|Phi|ell|hbar"
+    r"|infty|emptyset)"
 )
 ACCENTS = {r"\overline", r"\bar", r"\vec", r"\hat", r"\tilde", r"\mathbb", r"\mathcal"}
-FUNCTIONS = {
-    rf"\{name}": name.replace("arc", "a")
-    for name in re.findall(
-        "[a-z]+", "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh exp"
-    )
-} | {r"\ln": "log", r"\log": "log10"}
+CIRCULAR = ("sin", "cos", "tan", "cot", "sec", "csc")
+FUNCTIONS = {r"\exp": "exp", r"\ln": "log", r"\log": "log10"}
+FUNCTIONS |= {rf"\{name}": name for name in (*CIRCULAR, "sinh", "cosh", "tanh")}
+FUNCTIONS |= {rf"\arc{name}": "a" + name for name in CIRCULAR}
 TIMES = {r"\cdot", r"\times", "*"}
 OVER = {"/", r"\div"}
 CLOSING = {"(": ")", "[": "]", "{": "}", "|": "|", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
 NO_FACTOR = {*CLOSING.values(), *TIMES, *OVER, "+", "-", "!", "^", "_", ",", ";", ":", "&", "'"}
 
 
-class Unreadable(ValueError):
+class Unreadable(Exception):
     """The text is no formula that is read here."""
 
 
@@ -124,7 +119,7 @@ def _value(sides: tuple[str, ...], index: int):
         try:
             values = [_Reader(side, index).value() for side in sides]
             value = values[0] - values[1] if len(values) == 2 else values[0]
-        except (ZeroDivisionError, OverflowError):
+        except (ZeroDivisionError, OverflowError, ValueError):
             return None
         return value if _mpmath().isfinite(value) else None
 
@@ -144,12 +139,9 @@ def _close(a, b) -> bool:
 
 
 def _multiples(pairs: list, sign: str) -> bool:
-    """Whether one side is a multiple of the other, by a positive factor if they are inequalities.
-
-    Those that say nothing (0=0) are equal to each other alone.
-    """
+    """Whether one is a multiple of the other, by a positive factor if they are inequalities."""
     empty = [all(_close(pair[i], 0) for pair in pairs) for i in (0, 1)]
-    if any(empty) or any(_close(b, 0) for _, b in pairs):
+    if any(empty) or any(_close(b, 0) for _, b in pairs):  # 0=0 says nothing
         return all(empty)
     ratios = [a / b for a, b in pairs]
     context = _mpmath()
@@ -170,6 +162,7 @@ class _Reader:
     def __init__(self, text: str, index: int) -> None:
         self.tokens, self.at, self.index = TOKEN.findall(text), 0, index
         self.open: list[str] = []  # what closes the brackets that are open
+        self.depth = 0
 
     def value(self):
         value = self.sum()
@@ -181,8 +174,9 @@ class _Reader:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
     def next(self) -> str:
+        token = self.peek()
         self.at += 1
-        return self.tokens[self.at - 1] if self.at <= len(self.tokens) else ""
+        return token
 
     def sum(self):
         value = self.signed(self.product)
@@ -232,17 +226,13 @@ class _Reader:
                     self.next()
                     base = base * _mpmath().pi / 180
                 else:
-                    base = self.raised(base, self.exponent())
+                    base = self.raised(base, self.signed(self.atom))
             else:
                 return base
 
-    def exponent(self):
-        """What stands behind ^: a group, or a token with its sign."""
-        return self.signed(self.atom)
-
     def factorial(self, value):
-        if value != int(_mpmath().re(value)) or not 0 <= value <= 1000:
-            raise Unreadable("a factorial that is not computed")
+        if abs(value) > LARGEST_FACTORIAL:
+            raise TooLarge("a factorial")
         return _mpmath().factorial(value)
 
     def raised(self, base, exponent):
@@ -253,8 +243,6 @@ class _Reader:
         return base**exponent
 
     def group(self, opening: str):
-        if len(self.open) >= NESTING:
-            raise Unreadable("too deep")
         self.open.append(CLOSING[opening])
         value = self.sum()
         if self.next() != self.open.pop():
@@ -269,6 +257,14 @@ class _Reader:
         return self.atom()
 
     def atom(self):
+        self.depth += 1
+        if self.depth > NESTING:
+            raise Unreadable("too deep")
+        value = self.unnested()
+        self.depth -= 1
+        return value
+
+    def unnested(self):
         context, token = _mpmath(), self.next()
         if not token:
             raise Unreadable("the end")
@@ -279,8 +275,9 @@ class _Reader:
             value = self.group(token)
             if token == "|":
                 return abs(value)
-            rounded = {r"\lfloor": context.floor, r"\lceil": context.ceil}.get(token)
-            return rounded(value) if rounded else value
+            if token in (r"\lfloor", r"\lceil"):
+                return context.floor(value) if token == r"\lfloor" else context.ceil(value)
+            return value
         if token == r"\frac":
             numerator = self.argument()
             return numerator / self.argument()
@@ -295,8 +292,8 @@ class _Reader:
         return self.symbol(token)
 
     def binomial(self, n, k):
-        if not 0 <= _mpmath().re(k) <= 1000 or k != int(_mpmath().re(k)):
-            raise Unreadable("a binomial that is not computed")
+        if max(abs(n), abs(k)) > LARGEST_FACTORIAL:
+            raise TooLarge("a binomial coefficient")
         return _mpmath().binomial(n, k)
 
     def root(self):
@@ -316,17 +313,16 @@ class _Reader:
             base = self.argument()
         if self.peek() == "^":
             self.next()
-            power = self.exponent()
-            if power == -1 and "a" + name in FUNCTIONS.values():
+            power = self.signed(self.atom)
+            if power == -1 and name in CIRCULAR:
                 name, power = "a" + name, None
         bracketed = self.peek() in ("(", "{", "[")
         value = self.signed(self.power if bracketed else lambda: self.product(of_function=True))
         if name in ("exp", "sinh", "cosh", "tanh") and abs(value) > LARGEST_LOG:
             raise TooLarge(token)
+        result = getattr(context, name)(value)
         if base is not None:
             result = context.log(value) / context.log(base)
-        else:
-            result = getattr(context, name)(value)
         return result if power is None else self.raised(result, power)
 
     def symbol(self, token: str):
@@ -334,7 +330,7 @@ class _Reader:
         name = token
         if token in ACCENTS:
             name += self.raw_argument()
-        elif not (token.isalpha() and token.isascii()) and token not in SYMBOLS:
+        elif not SYMBOL.fullmatch(token):
             raise Unreadable(token)
         if self.peek() == "_":
             self.next()

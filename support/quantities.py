@@ -107,8 +107,10 @@ def split_unit(text: str, letters: bool = False) -> tuple[str, str | None]:
         return text, None
     if any(map(NUMBER_WORD.fullmatch, names)):
         return text, None
-    known = ("/".join(UNITS.get(part, "") for part in name.split("/")) for name in names)
-    return value, next((name for name in known if name and "" not in name.split("/")), None)
+    known = ["/".join(UNITS.get(part, "?") for part in name.split("/")) for name in names]
+    rates = (word.startswith("/") for word in words[kept:])  # 18/day has no days
+    named = (name for name, rate in zip(known, rates) if "?" not in name and not rate)
+    return value, next(named, None)
 
 
 def _unit_name(word: str) -> str:
