@@ -133,8 +133,7 @@ def _at_points(left: tuple[str, ...], right: tuple[str, ...]):
 
 
 def _close(a, b) -> bool:
-    gap, size = abs(a - b), max(abs(a), abs(b))
-    ten = _mpmath().mpf(10)
+    gap, size, ten = abs(a - b), max(abs(a), abs(b)), _mpmath().mpf(10)
     return gap <= size * ten**-TOLERANCE or size < ten**-NEGLIGIBLE
 
 
@@ -143,8 +142,7 @@ def _multiples(pairs: list, sign: str) -> bool:
     empty = [all(_close(pair[i], 0) for pair in pairs) for i in (0, 1)]
     if any(empty) or any(_close(b, 0) for _, b in pairs):  # 0=0 says nothing
         return all(empty)
-    ratios = [a / b for a, b in pairs]
-    context = _mpmath()
+    ratios, context = [a / b for a, b in pairs], _mpmath()
     positive = context.re(ratios[0]) > 0 and _close(context.im(ratios[0]), 0)
     return all(_close(ratio, ratios[0]) for ratio in ratios) and (sign == "=" or positive)
 
