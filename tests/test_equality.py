@@ -160,7 +160,7 @@ def test_every_letter_is_chosen_alike_and_never_by_a_hedge(letter, other):
 
 
 def test_what_no_rule_reads_is_a_question_of_algebra():
-    answer, gold = r"\mathbb{R}\setminus\{1\}", r"\{x : x \ne 1\}"
+    answer, gold = r"\mathbb{R}\setminus\{1\}", r"x \ne 1"
     with pytest.raises(NeedsAlgebra):
         equal(answer, gold)
     assert equal(answer, gold, lambda *_: True)
@@ -211,7 +211,7 @@ def test_a_sound_reference_is_kept_and_equals_itself(gold):
     "text",
     [
         *("9^{9^{9^9}}", "10^{1000000}", "7" * 40, "1000!", "(3!)!", r"\binom{10000}{3}"),
-        *(r"\sum_k k", "(" * 6 + ")" * 6, "x" * 151, "a_{b_{c}}", "|x|" * 4),
+        *(r"\sum_k k", "(" * 6 + ")" * 6, "x" * 151, "a_{b_{c}}", "|x|" * 4, r"\{x : x>2\}"),
     ],
 )
 def test_what_is_too_big_for_algebra(text):

@@ -66,12 +66,12 @@ def test_references_are_checked_without_a_server():
 
 def test_refusals_are_counted():
     before = grader_stats()["refused"]
-    assert judge([(r"\{x : x > 9^{9^{9}}\}", r"\{x : x>2\}")]) == [False]
+    assert judge([(r"A\cap\{9^{9^{9}}\}", r"A\cap\{2\}")]) == [False]
     assert grader_stats()["refused"] == before + 1
 
 
 def hard(i: int) -> tuple[str, str]:
-    return rf"\{{x : x^{{{i}}}+\sin(x)-3x>e^x\}}", r"\mathbb{R}\setminus\{1\}"
+    return rf"f(g(f(g(x^{{{i}}}))))\cap f(g(h(g(x+{i}))))\in A", r"\mathbb{R}\setminus\{1\}"
 
 
 def test_verdicts_are_the_same_in_every_process_and_at_any_load():
