@@ -212,6 +212,8 @@ def _by_list(answer: str, gold: str, algebra: Algebra) -> bool | None:
         return None
     if kinds in UNORDERED:
         return _equal_sets(answers, golds, algebra)
+    if kinds == {r"\cup", r"\{\}"}:
+        return None  # \{1,2\}\cup\{3\} may be \{1,2,3\}
     if len(answers) > 1 and len(golds) > 1:
         matrices = len(kinds) == 1 and kind.startswith("matrix")
         if (kinds not in ORDERED and not matrices) or len(answers) != len(golds):
