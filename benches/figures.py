@@ -44,9 +44,9 @@ def draw_arms(ax, arms: dict[str, Arm], spacing: float, title: str) -> None:
     for name, style in look(list(arms)).items():
         arm = arms[name]
         if len(arm.runs) > 1:
-            style["label"] += f", {arm.best_rate:g}"
+            style["label"] += f", lr {arm.best_rate:g}"
         draw_runs(ax, arm.best, spacing, **style)
-    ax.set(title=title, ylabel="held-out accuracy (share right)", ylim=(None, 1))
+    ax.set(title=title, ylabel="held-out accuracy (share right)", ylim=(0, 1.02))
     ax.set_xlabel("training time (seconds, evaluation excluded)")
     ax.grid(alpha=0.3)
     ax.legend(fontsize=8, loc="lower right")
