@@ -115,7 +115,7 @@ def draw_account(arms: dict[str, Arm], account: dict[str, dict], path: Path) -> 
     right.set_ylabel("accuracy at the end, mean over seeds")
     for ax in (left, middle, right):
         ax.grid(alpha=0.3)
-        if ax.lines:
+        if ax.get_legend_handles_labels()[0]:
             ax.legend(fontsize=8)
     figure.savefig(path, dpi=110)
 

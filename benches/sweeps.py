@@ -61,6 +61,7 @@ def difficulty(
     prepared = in_processes(arguments.jobs, prepare, arguments.forget)
     starts = dict(zip(arguments.forget, prepared, strict=True))
     grid, spacing = sorted({*arguments.grid, base.lr}), arguments.every / 4
+    baseline, pods = arms
     settings = {
         f"{arm} {forget:g}": at_rates(replace(base, **start, **setting), grid)
         for forget, start in starts.items()
@@ -71,9 +72,9 @@ def difficulty(
     figure, axes = new_figure(len(starts))
     for forget, ax in zip(starts, axes):
         raced = {arm: every[f"{arm} {forget:g}"] for arm in arms}
-        some = raced["pods"].runs[base.lr]
-        first = statistics.fmean(run.curve["accuracy"][0] for run in some)
-        costs, gains = standings(raced, [next(iter(arms))], spacing)
+        started = [run.curve["accuracy"][0] for run in raced[pods].runs[base.lr]]
+        first = statistics.fmean(started)
+        costs, gains = standings(raced, [baseline], spacing)
         show_standings(f"a student who forgets {forget:.0%}, {first:.1%} right", costs, gains)
         warn_of_edges(raced)
         runs = {name: arm.as_json() for name, arm in raced.items()}
