@@ -5,15 +5,15 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
 os.environ["HF_HUB_OFFLINE"] = "1"
 # For the programs that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 
 import pytest
 import torch
@@ -32,10 +32,12 @@ import train
 from grpo import group_advantages, token_log_probs
 from rollouts import Rollouts
 from support.adapters import add_lora
+from support.arithmetic import sums
 from support.run import Run
 from support.settings import Config, flag
 
 torch.set_num_threads(1)
+ROOT = Path(__file__).parents[1]
 
 
 # ---- models --------------------------------------------------------------------------------------
@@ -110,7 +112,19 @@ def model(request) -> PreTrainedModel:
 
 # ---- small runs ----------------------------------------------------------------------------------
 
-SMALL = dict(n=8, m=4, prompts_per_step=2, steps=6, eval_problems=16, eval_every=3, save_every=2)
+
+def write_sums(path: Path, problems: Iterable[tuple[str, str]]) -> str:
+    """A task file of these prompts and answers; returns its name."""
+    rows = [{"question": prompt, "answer": answer} for prompt, answer in problems]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+# A part of the default task: rendering all of it takes longer than a small run.
+FOLDER = tempfile.TemporaryDirectory()
+TASK = write_sums(Path(FOLDER.name, "sums.jsonl"), sums()[::27])
+SMALL = dict(task=TASK, n=8, m=4, prompts_per_step=2, steps=6, save_every=2)
+SMALL |= dict(eval_problems=16, eval_every=3)
 
 
 def small(**changes) -> Config:
@@ -128,13 +142,6 @@ def fixed_batch(run: Run, rewards: Sequence[Sequence[float]]) -> tuple[Rollouts,
     _, prompt_ids = run.prompts(1)
     rollouts = run.sampler.generate(prompt_ids, len(rewards[0]), run.max_new_tokens, 1.0, seed=0)
     return rollouts, group_advantages(torch.tensor(rewards))
-
-
-def write_sums(path: Path, first: int, last: int) -> str:
-    """A task file: the sums first+11= to last+11=."""
-    rows = [{"question": f"{i}+11=", "answer": str(i + 11)} for i in range(first, last + 1)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 @pytest.fixture(scope="session")

@@ -128,7 +128,7 @@ def test_models_that_change_their_logits_are_refused_in_one_line():
     size = dict(vocab_size=19, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
     size |= dict(num_attention_heads=2, num_key_value_heads=1, head_dim=8)
     model = Gemma2ForCausalLM(Gemma2Config(**size))
-    with pytest.raises(InputError, match="--model gemma: .*final_logit_softcapping"):
+    with pytest.raises(InputError, match=r"--model gemma: .*final_logit_softcapping"):
         Learner(model, small(model="gemma"), Processes())
 
 

@@ -1,4 +1,4 @@
-"""Settings: what is refused, what the command line makes of flags, what a resumed run may change."""
+"""Settings: what is refused, what is made of flags, what a resumed run may change."""
 
 import dataclasses
 import json
@@ -141,7 +141,7 @@ def test_printed_settings_are_flags_that_give_the_same_settings():
 
 
 def test_a_preset_is_overridden_flag_by_flag():
-    config, command = parse("--preset gsm8k-llama3.2-3b-l40s --m 8 --no-shard".split())
+    config, command = parse(["--preset", "gsm8k-llama3.2-3b-l40s", "--m", "8", "--no-shard"])
     assert command.preset == "gsm8k-llama3.2-3b-l40s"
     assert (config.n, config.m, config.beta) == (64, 8, 0.04)
     assert parse(["--preset", "cpu"])[0] == Config()
@@ -190,14 +190,12 @@ def test_how_long_and_in_how_much_memory_may_be_changed(stored):
 
 
 def test_a_new_end_replaces_the_old_one(stored):
-    assert (resumed(stored, "--minutes", 2).steps, resumed(stored, "--minutes", 2).minutes) == (
-        None,
-        2.0,
-    )
+    config = resumed(stored, "--minutes", 2)
+    assert (config.steps, config.minutes) == (None, 2.0)
 
 
 def test_the_same_settings_may_be_given_again(stored):
-    arguments = flags(steps=4) + ["--eval-task", "arithmetic"]
+    arguments = [*flags(steps=4), "--eval-task", "arithmetic"]
     assert resumed(stored, *arguments) == resumed(stored)
 
 
