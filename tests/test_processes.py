@@ -69,7 +69,7 @@ def test_one_process_needs_nobody():
 
 
 def test_one_process_cannot_shard():
-    with pytest.raises(InputError, match="--shard needs several processes: .* torchrun"):
+    with pytest.raises(InputError, match=r"--shard needs several processes: .* torchrun"):
         Processes().wrap(Policy(random_model("qwen2")), shard=True)
 
 

@@ -73,7 +73,7 @@ def test_a_full_disk_leaves_no_half_checkpoint(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match="cannot write .*step_000001.pt: .*No space left"):
+    with pytest.raises(OSError, match=r"cannot write .*step_000001.pt: .*No space left"):
         save_checkpoint({"step": 1}, tmp_path / "checkpoint")
     assert not list((tmp_path / "checkpoint").iterdir())
 
