@@ -1,6 +1,6 @@
 """Several processes, started as users start them: one gradient, one set of files, one run.
 
-Starting two costs seconds, so all that needs no start of its own is done in one by two_processes.py.
+Starting two costs seconds: what needs no start of its own is done in one, by two_processes.py.
 """
 
 import importlib.util
