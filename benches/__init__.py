@@ -1,1 +1,1 @@
-"""The parts of bench.py: what they measure, one file a question, and what they measure it with."""
+"""The parts of bench.py, one question a file; measure.py is what all of them measure with."""
