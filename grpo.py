@@ -80,8 +80,7 @@ def token_log_probs(
         completion_length: T, counted from the end.
         temperature: the sampling temperature, above 0.
 
-    Returns:
-        float32 [B, T], with gradients where enabled. Values at padded positions mean nothing.
+    Returns float32 [B, T], with gradients where enabled. Values at padded positions mean nothing.
     """
     if completion_length == 0:
         return torch.zeros(len(input_ids), 0, device=input_ids.device)
@@ -216,8 +215,10 @@ class Policy(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         """Float32 [B, T], as `token_log_probs`."""
-        in_bfloat16 = self.dtype == torch.bfloat16
-        with torch.autocast(input_ids.device.type, torch.bfloat16, enabled=in_bfloat16):
+        device, bfloat16 = input_ids.device.type, self.dtype == torch.bfloat16
+        # One bfloat16 copy of each weight for both passes; checkpointed layers make, and drop, own.
+        once = not self.model.is_gradient_checkpointing
+        with torch.autocast(device, torch.bfloat16, enabled=bfloat16, cache_enabled=once):
             log_probs = token_log_probs(self.model, input_ids, *args, **kwargs)
         return log_probs.clone()  # not a view, on which FSDP's hooks could be lost
 
@@ -274,7 +275,7 @@ def grpo_loss(
         old_log_probs: [B, T] without gradients, from before the batch's first optimiser step. If
             that step is the only one, `log_probs.detach()`.
         advantages: [B].
-        mask: [B, T], true on completion tokens, EOS included.
+        mask: [B, T], true on completion tokens, EOS included. A row without any contributes 0.
         loss_type: one of `LOSS_TYPES`.
         normalizer: `loss_normalizer` of the whole update, when this call is one micro-batch of it;
             the micro-batch losses then *add up* to the loss of the update, whatever their size.
@@ -285,8 +286,6 @@ def grpo_loss(
         ref_log_probs: [B, T] without gradients, at the same temperature; required if beta > 0.
         importance: [B, T] without gradients, from `importance_weights`: each token's surrogate is
             multiplied by it, the KL is not. None when the sampler's policy is the trainer's.
-
-    Returns the loss, a scalar. Completions without tokens contribute 0.
     """
     mask = mask.bool()
     if normalizer is None:
