@@ -5,7 +5,7 @@
     standing_bytes(*parameter_counts(shape, config), config)     # weights, gradients, moments
 
 Memory is what an update is dear in, and why PODS trains on m of n rollouts. It is counted, not
-guessed: `token_log_probs` runs forward and backward on tensors that have sizes and no content
+guessed: a micro-batch runs forward and backward on tensors that have sizes and no content
 (PyTorch's FakeTensorMode), and whatever it allocates is added up for as long as it lives. That
 finds activations, what checkpointing computes again, logits, and bfloat16 copies of weights alike;
 it takes seconds, no weights and no network.
@@ -31,7 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from grpo import token_log_probs
+from grpo import keeps_prompts, score, shared_prompts, whole_rows
 from support.adapters import add_lora
 from support.errors import InputError
 from support.presets import LLAMA_3B, QWEN_3B, QWEN_7B
@@ -144,6 +144,11 @@ class Allocations(TorchDispatchMode):
                 self._add(tensor.untyped_storage())
         return result
 
+    def restart(self) -> int:
+        """The peak since the last restart."""
+        peak, self.peak = self.peak, self.now
+        return peak
+
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
         if key in self.alive:
@@ -159,17 +164,19 @@ class Allocations(TorchDispatchMode):
 
 
 def micro_batch_bytes(
-    model: nn.Module, sequences: int, S: int, T: int, bfloat16: bool
-) -> tuple[int, int]:
+    model: nn.Module, prompts: int, sequences: int, S: int, T: int, bfloat16: bool
+) -> tuple[int, list[int]]:
     """What a micro-batch allocates besides weights and gradients, which are there already.
 
     Args:
         model: from `fake_model`, or a real one; only its gradients are changed, to None.
-        sequences, S, T: all sequences have S tokens, T of them the completion's.
+        prompts, sequences, S, T: how many sequences there are and how many distinct prompts they
+            have; all have S tokens, T of them the completion's.
         bfloat16: compute in it, as train.py does with `--dtype bfloat16`.
 
     Returns:
-        Bytes kept between the forward and the backward pass, and bytes at the peak of both.
+        Bytes kept between the forward and the backward pass; and the peaks of three phases, the
+        layers' forward pass, the logits', the backward pass.
     """
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     with getattr(trained[0], "fake_mode", nullcontext()):
@@ -177,42 +184,63 @@ def micro_batch_bytes(
         # Padded, as most micro-batches are: attention without a mask takes less memory.
         attention_mask = torch.ones(sequences, S, dtype=torch.long)
         attention_mask[:, 0] = 0
+
+        def hidden_states() -> torch.Tensor:
+            if not keeps_prompts(model, S):
+                return whole_rows(model, input_ids, attention_mask, T)
+            # `token_log_probs` would find these in the ids, which have no content here.
+            distinct = torch.zeros(prompts, S - T, dtype=torch.long)
+            distinct[:, 0] = -1
+            row = torch.arange(sequences) % prompts
+            return shared_prompts(model, input_ids, attention_mask, T, distinct, row)
+
         for weight in trained:
             weight.grad = torch.zeros_like(weight)
         known = [*model.parameters(), *model.buffers(), *(weight.grad for weight in trained)]
+        peaks = []
         with Allocations([*known, input_ids, attention_mask]) as allocations:
-            with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-                log_probs = token_log_probs(model, input_ids, attention_mask, T)
+            # As `grpo.Policy` computes.
+            once = not model.is_gradient_checkpointing
+            with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16, cache_enabled=once):
+                hidden = hidden_states()  # [b, T, hidden]
+                peaks.append(allocations.restart())
+                log_probs = score(model.get_output_embeddings(), hidden, input_ids[:, -T:], 1.0)
+            peaks.append(allocations.restart())
+            del hidden
             kept = allocations.now
             log_probs.sum().backward()
+            peaks.append(allocations.restart())
     model.zero_grad()
-    return kept, allocations.peak
+    return kept, peaks
 
 
 def update_bytes(shape: PreTrainedConfig, config: Config) -> Callable[[int], int]:
     """A function: sequences of a micro-batch -> bytes it allocates besides weights and gradients.
 
-    All layers keep the same, and the peak is one layer's or the logits', on top of what all layers
-    keep: so one and two layers are counted, and the others added. Powers of two up to 32 sequences
-    are counted; straight lines go between them, where they cannot be too low, and beyond.
+    Each phase's peak grows by the same bytes with every layer: two and three layers are counted,
+    and the others added. (One layer is the first and the last at once, unlike any other.) Powers of
+    two up to 32 sequences are counted; straight lines go between them, where they cannot be too
+    low, and beyond. A micro-batch is taken to have as many of the step's prompts as it can.
     """
-    models = [fake_model(shape, config, layers) for layers in (1, 2)]
-    more = shape.get_text_config().num_hidden_layers - 2
+    models = [fake_model(shape, config, layers) for layers in (2, 3)]
+    more = shape.get_text_config().num_hidden_layers - 3
     S, T = longest(shape, config)
+    P, bfloat16 = config.prompts_per_step, config.dtype == "bfloat16"
 
     @lru_cache
-    def counted(sequences: int) -> int:
-        bfloat16 = config.dtype == "bfloat16"
-        counts = [micro_batch_bytes(model, sequences, S, T, bfloat16) for model in models]
-        (one, _), (two, peak) = counts
-        return peak + more * (two - one)
+    def counted(prompts: int, sequences: int) -> int:
+        sizes = prompts, sequences, S, T, bfloat16
+        (_, two), (_, three) = [micro_batch_bytes(model, *sizes) for model in models]
+        return max(b + more * (b - a) for a, b in zip(two, three))
 
     def needed(sequences: int) -> int:
         power = min(32, 1 << (sequences - 1).bit_length())  # the next one
+        # One line as long as every sequence may bring its own prompt, another from there on.
+        high = counted(P if sequences > P else power, power)
         if sequences == power:
-            return counted(power)
-        slope = (counted(power) - counted(power // 2)) / (power // 2)
-        return counted(power) + round(slope * (sequences - power))
+            return high
+        low = counted(P if sequences > P else power // 2, power // 2)
+        return high + round((high - low) / (power // 2) * (sequences - power))
 
     return needed
 
@@ -270,8 +298,8 @@ def generation_bytes(
     rollouts, (S, _) = config.prompts_per_step * config.n, longest(shape, config)
     in_torch, in_vllm = (S * bytes_ for bytes_ in cache_bytes(shape, config))  # for one rollout
     if config.sampler == "torch":
-        # Logits, log-probs, and probabilities twice: by prefix, and a row for each rollout.
-        logits = 4 * 4 * rollouts * shape.get_text_config().vocab_size
+        # Logits and probabilities; their sums in float64, by prefix and a row for each rollout.
+        logits = (4 + 4 + 8 + 8) * rollouts * shape.get_text_config().vocab_size
         return {f"cache of {rollouts} rollouts": rollouts * in_torch, "logits": logits}
     weights = width(config) * count
     cache = max(0, round(config.gpu_memory_utilization * memory) - weights)

@@ -91,6 +91,29 @@ def log_probs(model, temperature: float = 1.0) -> torch.Tensor:
     return token_log_probs(model, ids, torch.ones_like(ids), 7, temperature)
 
 
+def batch(lengths=((3, 6), (7, 2), (1, 4)), vocab_size=19):
+    """Sequences of (prompt, completion) tokens: ids, attention mask, completion mask."""
+    L, T = map(max, zip(*lengths))
+    ids = torch.randint(
+        1, vocab_size, (len(lengths), L + T), generator=torch.Generator().manual_seed(1)
+    )
+    column = torch.arange(L + T)
+    attention = torch.stack([(column >= L - p) & (column < L + t) for p, t in lengths])
+    return ids, attention, attention[:, L:]
+
+
+def full_log_probs(model, ids, attention, T, temperature):
+    """The obvious way: all logits of every row without its padding, softmaxed, then picked."""
+    result = torch.zeros(len(ids), T)
+    for row in range(len(ids)):
+        real = ids[row][attention[row]]
+        log_probs = (model(real[None]).logits[0].float() / temperature).log_softmax(-1)
+        scores = log_probs[:-1].gather(-1, real[1:, None])[:, 0]  # the logit at t scores t + 1
+        completion = int(attention[row, -T:].sum())
+        result[row, :completion] = scores[-completion:]
+    return result
+
+
 def trained_weights(model) -> dict[str, torch.Tensor]:
     return {name: w.detach() for name, w in model.named_parameters() if w.requires_grad}
 

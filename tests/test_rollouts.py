@@ -178,7 +178,7 @@ def test_each_distinct_prefix_is_computed_once_and_finished_rows_leave_the_batch
     model.register_forward_pre_hook(
         lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    rollouts = generate(model, n=16, temperature=1.3)
+    rollouts = generate(model, n=16, temperature=1.3, seed=1)
     lengths = rollouts.mask.sum(-1)
     assert shapes[0] == (3, 7)  # P prompts, not P * n
     going = [int((lengths > t).sum()) for t in range(1, 10)]  # rollouts that go on after t tokens
