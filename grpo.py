@@ -339,12 +339,17 @@ def importance_weights(
 
 
 def k3_divergence(
-    log_probs: torch.Tensor, ref_log_probs: torch.Tensor, mask: torch.Tensor
+    log_probs: torch.Tensor, ref_log_probs: torch.Tensor, mask: torch.Tensor, steepest: float = 20.0
 ) -> torch.Tensor:
     """KL(policy || reference) estimated token by token, [B, T], never negative.
 
     With d = log(reference / policy) on tokens the policy sampled, E[exp(d) - d - 1] is the
     divergence, and every single term is at least 0 (Schulman's "k3"; arXiv 2402.03300, equation 4).
+
+    Beyond d = `steepest` exp goes on as its tangent: exp(89) is no float32, and a single such token
+    would make the whole gradient NaN. A clamp would be finite too, but leave that token, the one
+    that is furthest from the reference, without any pull back.
     """
     difference = (ref_log_probs - log_probs).masked_fill(~mask.bool(), 0.0)  # [B, T]
-    return difference.exp() - difference - 1
+    curved = difference.clamp(max=steepest)
+    return curved.exp() * (1 + (difference - curved)) - difference - 1

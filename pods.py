@@ -55,7 +55,9 @@ def max_variance(rewards: torch.Tensor, m: int) -> torch.Tensor:
     """The m rollouts whose rewards have the largest variance, exactly, in O(n log n) a group.
 
     Args:
-        rewards: [..., n], anything `torch.as_tensor` takes; each row of the last axis is a group.
+        rewards: [..., n], a tensor, any NumPy array or view, or lists of numbers; each row of the
+            last axis is a group. Values decide, not what they come in: 0.1 in float32 is kept like
+            0.1 in a list.
         m: how many to keep, 2 <= m <= n.
 
     Returns:
@@ -66,7 +68,7 @@ def max_variance(rewards: torch.Tensor, m: int) -> torch.Tensor:
     Raises:
         ValueError: m < 2, m > n, an empty group, or a reward that is not finite.
     """
-    rewards, m = _check(rewards, m)  # float64 [..., n]
+    rewards, m, device = _check(rewards, m)  # float64 [..., n]
     n = rewards.shape[-1]
     x, order = rewards.sort(dim=-1, stable=True)  # [..., n] ascending, ties by index
     # Differences of rewards near float64's limit would overflow; a power of two costs no precision.
@@ -80,7 +82,7 @@ def max_variance(rewards: torch.Tensor, m: int) -> torch.Tensor:
     sum_high = high.flip(-1).cumsum(-1).flip(-1)  # [..., m]: of the m - k highest
     slope = (m - 1) * low + (m + 1) * high - 2 * (sum_low + sum_high)  # [..., m], never decreasing
     # Slopes that are zero but for rounding count as zero, or a tie would be decided by noise.
-    noise = 8 * m * torch.finfo(x.dtype).eps * x.abs().amax(-1, keepdim=True)  # [..., 1]
+    noise = 8 * m * _precision(rewards) * x.abs().amax(-1, keepdim=True)  # [..., 1]
     k = (slope < -noise).sum(-1, keepdim=True)  # [..., 1]: how many of the lowest
 
     # The highest m - k start at sorted position n - m + k, perhaps in the middle of a run of equal
@@ -93,7 +95,7 @@ def max_variance(rewards: torch.Tensor, m: int) -> torch.Tensor:
     partial = end - (n - m + k)  # [..., 1]: how many the run gives to the highest
     position = torch.where(slot < k + partial, start + slot - k, n - m + slot)
     position = torch.where(slot < k, slot, position)  # [..., m]
-    return order.gather(-1, position).sort(dim=-1).values
+    return order.gather(-1, position).sort(dim=-1).values.to(device)
 
 
 def max_reward(rewards: torch.Tensor, m: int) -> torch.Tensor:
@@ -102,9 +104,9 @@ def max_reward(rewards: torch.Tensor, m: int) -> torch.Tensor:
     It keeps no failures, so the policy hears only "more of this": 67.3% on GSM8K where max-variance
     reaches 82.6% (the paper's comparison of the rules).
     """
-    rewards, m = _check(rewards, m)
+    rewards, m, device = _check(rewards, m)
     order = rewards.sort(dim=-1, descending=True, stable=True).indices  # [..., n]
-    return order[..., :m].sort(dim=-1).values
+    return order[..., :m].sort(dim=-1).values.to(device)
 
 
 def percentile(rewards: torch.Tensor, m: int) -> torch.Tensor:
@@ -113,11 +115,11 @@ def percentile(rewards: torch.Tensor, m: int) -> torch.Tensor:
     The quantile q of n sorted rewards is the one at position floor(q n), counted from 0: the group
     is cut into m equal slices and the middle of each is kept. Arguments and errors: `max_variance`.
     """
-    rewards, m = _check(rewards, m)
+    rewards, m, device = _check(rewards, m)
     n = rewards.shape[-1]
     order = rewards.sort(dim=-1, stable=True).indices  # [..., n]
     middle = (2 * torch.arange(m, device=rewards.device) + 1) * n // (2 * m)  # [m], in integers
-    return order[..., middle].sort(dim=-1).values
+    return order[..., middle].sort(dim=-1).values.to(device)
 
 
 def random_subset(
@@ -127,10 +129,13 @@ def random_subset(
 
     `generator` makes the draw repeatable; it may live on another device than the rewards.
     """
-    rewards, m = _check(rewards, m)
-    device = generator.device if generator is not None else rewards.device
-    keys = torch.rand(rewards.shape, dtype=torch.float64, device=device, generator=generator)
-    return keys.argsort(dim=-1)[..., :m].sort(dim=-1).values.to(rewards.device)
+    rewards, m, device = _check(rewards, m)
+    options = {"device": generator.device if generator else rewards.device, "generator": generator}
+    try:
+        keys = torch.rand(rewards.shape, dtype=torch.float64, **options)
+    except (TypeError, RuntimeError):  # the generator's device has no float64
+        keys = torch.rand(rewards.shape, **options)
+    return keys.argsort(dim=-1)[..., :m].sort(dim=-1).values.to(device)
 
 
 RULES: dict[str, Callable[..., torch.Tensor]] = {
@@ -164,12 +169,37 @@ def down_sample(
     return RULES[rule](rewards, m)
 
 
-def _check(rewards: torch.Tensor, m: int) -> tuple[torch.Tensor, int]:
-    """Rewards as a detached float64 tensor [..., n] and m as an int, or a ValueError."""
-    # Without the dtype, torch reads a list of Python floats as float32 and merges close rewards.
-    is_array = hasattr(rewards, "dtype")
-    rewards = torch.as_tensor(rewards, dtype=None if is_array else torch.float64).detach()
-    rewards = rewards.to(torch.float64).contiguous()
+def _precision(rewards: torch.Tensor) -> torch.Tensor:
+    """The relative precision [..., 1] to which each group's float64 rewards are known.
+
+    A tenth that was ever held in float32 is off by 1e-9 in every container after that, and is known
+    by its 24 significant bits. Integers, halves and the like have fewer, and are exact.
+    """
+    mantissa = torch.frexp(rewards).mantissa  # [..., n] in [0.5, 1)
+
+    def fits(bits: int) -> torch.Tensor:
+        return (mantissa * 2**bits % 1 == 0).all(-1, keepdim=True)  # [..., 1]
+
+    float32, float64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
+    return torch.where(fits(24) & ~fits(20), float32, float64).to(rewards)
+
+
+def _check(rewards: torch.Tensor, m: int) -> tuple[torch.Tensor, int, torch.device]:
+    """Rewards as a detached float64 tensor [..., n], m as an int, the rewards' own device.
+
+    Raises:
+        ValueError: see `max_variance`.
+    """
+    if not isinstance(rewards, torch.Tensor):
+        # As Python's numbers: torch takes no NumPy view of negative strides or foreign byte order,
+        # and would read a list of floats as float32 and merge close rewards.
+        rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards
+        rewards = torch.tensor(rewards, dtype=torch.float64)
+    rewards, device = rewards.detach(), rewards.device
+    try:
+        rewards = rewards.to(torch.float64).contiguous()
+    except (TypeError, RuntimeError):  # a device without float64, such as Apple's
+        rewards = rewards.cpu().to(torch.float64).contiguous()
     m = operator.index(m)
     if rewards.dim() == 0 or rewards.shape[-1] == 0:
         raise ValueError(
@@ -187,4 +217,4 @@ def _check(rewards: torch.Tensor, m: int) -> tuple[torch.Tensor, int]:
         index = tuple((~finite).nonzero()[0].tolist())
         value = rewards[index].item()
         raise ValueError(f"reward {value} at index {list(index)} is not finite")
-    return rewards, m
+    return rewards, m, device

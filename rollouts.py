@@ -94,12 +94,9 @@ def pack(
     A completion ends with its first EOS, and that EOS is part of it: it has a log-prob, it is
     trained, and without it no policy would learn to stop. What a sampler emitted after it is
     dropped. Masks are made from these lengths: comparing ids with the padding token would hide EOS
-    where both are one.
+    where both are one. So nobody reads what pads a row, and it is token 0, which every model has.
     """
     stop = set(eos_ids)
-    filler = (
-        tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    )
     P, n = len(prompts), len(completions) // len(prompts)
 
     lengths, finished, texts = [], [], []
@@ -111,10 +108,10 @@ def pack(
         texts.append(tokenizer.decode(tokens[:end], skip_special_tokens=False))
 
     L, T = max(map(len, prompts)), max(lengths)
-    prompt_ids = [[filler] * (L - len(p)) + list(p) for p in prompts]
+    prompt_ids = [[0] * (L - len(p)) + list(p) for p in prompts]
     prompt_mask = [[False] * (L - len(p)) + [True] * len(p) for p in prompts]
     rows = list(zip(completions, log_probs, lengths, strict=True))
-    completion_ids = [[*tokens[:length], *[filler] * (T - length)] for tokens, _, length in rows]
+    completion_ids = [[*tokens[:length], *[0] * (T - length)] for tokens, _, length in rows]
     padded_log_probs = [[*values[:length], *[0.0] * (T - length)] for _, values, length in rows]
     lengths = torch.tensor(lengths, device=device).view(P, n, 1)
     return Rollouts(

@@ -30,11 +30,11 @@ import json
 import math
 import os
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
+from shlex import quote
 
 import torch
 import transformers
@@ -53,23 +53,28 @@ from support.learner import Learner
 from support.plan import dry_run
 from support.presets import machine_for
 from support.processes import RANK, Largest, StopSignal, combined, whole
+from support.rehearsal import Rehearsal
 from support.run import Run
 from support.settings import REWARD_PARTS, Config, as_flags, importance_cap, parse
-from support.storage import Folder, write_atomically
+from support.storage import Folder, new_folder, write_atomically
 
 FAILURES = 3  # gradients in a row that are not finite end a run
 
 
-def train(config: Config, out: Path, resume: bool = False) -> list[dict]:
-    """Run PODS, write everything to `out`, return the rows of `metrics.jsonl`.
+def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
+    """Run PODS, write everything to `out` (default: a new folder in runs/).
+
+    Returns:
+        The rows of `metrics.jsonl`.
 
     Raises:
         InputError: the model, the data or `out` cannot be used.
     """
     trackers.check(config.tracker)
     run = Run(config)
-    folder = Folder(out, run)
-    print(f"{run.description()}\nwriting to {out}")
+    rehearsal = Rehearsal(run)
+    folder = Folder(out or run.processes.on_first(new_folder), run)
+    print(f"{run.description()}\nwriting to {folder.path}")
     progress = folder.go_back() if resume else folder.create()
     tracker = trackers.start(config.tracker, run.processes, folder.path, vars(config))
     folder.write_settings()
@@ -99,6 +104,7 @@ def train(config: Config, out: Path, resume: bool = False) -> list[dict]:
             if due or progress.is_over(config):
                 row |= held_out(run, progress.step, progress.time)
             log(row, rollouts)
+            rehearsal.after(progress.step, row)
             bar.set_postfix(reward=f"{row['reward']:.3f}", accuracy=f"{row['accuracy']:.3f}")
             bar.update()
 
@@ -108,9 +114,10 @@ def train(config: Config, out: Path, resume: bool = False) -> list[dict]:
                 tqdm.write(message, file=sys.stderr)
             if failed == FAILURES:
                 folder.save_models()
+                last = folder.path / "model"
                 raise InputError(
                     f"{FAILURES} gradients in a row were not finite: start a new run with a lower "
-                    f"--lr, from the weights before these with --model {folder.path / 'model'}"
+                    f"--lr, from the weights before these with --model {quote(str(last))}"
                 )
             if progress.step - saved >= config.save_every and not failed:
                 folder.save(progress)
@@ -125,7 +132,7 @@ def train(config: Config, out: Path, resume: bool = False) -> list[dict]:
     if stop.stopped:
         N = run.processes.count
         start = "python" if N == 1 else f"the same launcher ({N} processes) and"
-        print(f"stopped; go on with: {start} train.py --resume --out {folder.path}")
+        print(f"stopped; go on with: {start} train.py --resume --out {quote(str(folder.path))}")
         raise SystemExit(stop.exit_code)
     return progress.rows
 
@@ -285,16 +292,15 @@ def main(argv: list[str] | None = None) -> int:
     try:
         # One process speaks for all.
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere if RANK else sys.stdout):
-            out = command.out or Path("runs", time.strftime("%Y%m%d-%H%M%S"))
             if command.eval_only:
-                evaluate_only(config, out)
+                evaluate_only(config, command.out)
                 return 0
             origin = "of the run" if command.resume else f"from --preset {command.preset or 'cpu'}"
             print(f"settings {origin}:\n{as_flags(config)}")
             if command.dry_run:
                 print(dry_run(config, machine_for(command.preset)))
             else:
-                train(config, out, command.resume)
+                train(config, command.out, command.resume)
     except KeyboardInterrupt:
         print("\nstopped at once; the last checkpoint, if any, is kept", file=sys.stderr)
         return 130
@@ -309,11 +315,13 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def evaluate_only(config: Config, out: Path) -> None:
+def evaluate_only(config: Config, out: Path | None) -> None:
     """Print the numbers of an evaluation, and write them to eval.json."""
-    if RANK == 0:
+    if RANK == 0 and out:
         out.mkdir(parents=True, exist_ok=True)  # before the hours of work, not after
     run = Run(config, train=False)
+    Rehearsal(run)
+    out = out or run.processes.on_first(new_folder)
     results = json.dumps(evaluation(run), indent=1)
     print(results)
     run.processes.on_first(partial(write_atomically, out / "eval.json", results + "\n"))

@@ -14,12 +14,14 @@ weights have been read, leaves a rounding error in W each time, and a run does i
 Left out: everything peft has beyond the plain adapter that the paper used.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from support.checks import check_finite, check_names
+from support.errors import say
 from support.processes import whole
 
 # The paper's seven: all linear layers of a decoder block (names shared by Llama, Qwen and kin).
@@ -42,6 +44,9 @@ def add_lora(model: nn.Module, rank: int, seed: int = 0) -> nn.Module:
     """
     import peft  # here, because it takes seconds and the default does without
 
+    present = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    if lacking := [name for name in PROJECTIONS if name not in present]:
+        say(f"the adapter goes without {', '.join(lacking)}: the model has no layers of that name")
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=rank,
@@ -54,19 +59,35 @@ def add_lora(model: nn.Module, rank: int, seed: int = 0) -> nn.Module:
         return peft.get_peft_model(model, config)
 
 
-def load_with_adapter(folder: str | Path, dtype: torch.dtype) -> nn.Module:
+def load_with_adapter(
+    folder: str | Path, dtype: torch.dtype, tokenizer, load: Callable[[str, torch.dtype], nn.Module]
+) -> nn.Module:
     """The ordinary model that a folder written by an adapter's `save_pretrained` stands for.
 
     The adapter is merged once, for good: what is loaded can be sampled, trained, or given a new
     adapter like any other model.
+
+    Args:
+        tokenizer: of the folder; it may have tokens that the base model lacks.
+        load: of the base model, from a folder or the hub.
+
+    Raises:
+        OSError, ValueError: the base model or the adapter's weights cannot be used.
     """
     import peft
 
+    config = peft.PeftConfig.from_pretrained(folder)
+    base = config.base_model_name_or_path
     try:
-        model = peft.AutoPeftModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    except OSError as error:
-        base = peft.PeftConfig.from_pretrained(folder).base_model_name_or_path
+        model = load(base, dtype)
+    except (OSError, ValueError) as error:
         raise OSError(f"the adapter's base model {base} cannot be loaded: {error}") from error
+    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(len(tokenizer))
+    model = peft.PeftModelForCausalLM(model, config)
+    found = model.load_adapter(folder, "default")
+    check_names(found.missing_keys, found.unexpected_keys, [], len(model.state_dict()))
+    check_finite(model.named_parameters())
     # Merging leaves the rest frozen, as it was under the adapter.
     return model.merge_and_unload().requires_grad_(True)
 

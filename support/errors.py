@@ -2,13 +2,23 @@
 
 raise InputError("--m 80 is larger than --n 64: lower --m or raise --n")
 line, code = explained(error)           # or None: a fault of ours, which deserves its traceback
+say("12 prompts are too long: dropped") # what is no reason to stop
 """
+
+import os
+import sys
 
 import torch
 
 
 class InputError(ValueError):
     """Something the user can mend; shown as one line, exit code 2."""
+
+
+def say(line: str) -> None:
+    """A line on stderr, since stdout belongs to the results; one of several processes speaks."""
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)
 
 
 OUT_OF_MEMORY = (

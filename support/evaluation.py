@@ -176,7 +176,7 @@ def draw_curves(rows: Sequence[dict], path: Path) -> None:
             marker="o",
             ms=3,
             capsize=2,
-            label=f"held out: {Path(name).name}",
+            label="held out: " + Path(name).name.replace("$", r"\$"),  # no formula
         )
     left.set(title="Accuracy", ylabel="share of right answers", ylim=(-0.02, 1.02))
 

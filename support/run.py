@@ -21,8 +21,8 @@ from functools import lru_cache
 import torch
 
 from rollouts import TorchSampler, max_positions
-from support import tasks
-from support.errors import InputError
+from support import checks, tasks
+from support.errors import InputError, explained
 from support.learner import Learner
 from support.models import load_model
 from support.processes import Processes
@@ -75,6 +75,10 @@ class Run:
     def _load_data(self, train: bool) -> int:
         """The problems to train on and to evaluate on; returns the length of the longest prompt."""
         config = self.config
+        try:
+            checks.check_stops(self.model, self.tokenizer)
+        except ValueError as error:
+            raise InputError(f"--model {config.model}: {error}") from error
         self.eval_data = {
             name: self._data(name, "test", folder).subset(config.eval_problems)
             for name, folder in map(task_and_folder, config.eval_task or (config.task,))
@@ -83,13 +87,16 @@ class Run:
         if train:
             self.train_data = self._data(config.task, "train")
             every.append(self.train_data)
+            tested = {name: data.problems for name, data in self.eval_data.items()}
+            checks.say_shared(self.train_data.problems, tested)
         self.opens_think = tasks.opens_think(self.tokenizer, every[-1].prompt_ids[0])
         return max(len(ids) for data in every for ids in data.prompt_ids)
 
     def _data(self, task: str, split: str, source: str | None = None) -> "Data":
         """A task's problems, from a folder of its own or from the one of --task."""
         source = source or (self.config.data if task == self.config.task else None)
-        return Data(task, split, source, self.tokenizer, self.config)
+        known = checks.vocabulary(self.model)
+        return Data(task, split, source, self.tokenizer, self.config, known)
 
     def _max_new_tokens(self, longest_prompt: int) -> int:
         """As asked for, or what the model's positions leave."""
@@ -113,6 +120,14 @@ class Run:
             return VLLMSampler(self.model, self.tokenizer, max_length, dtype, share)
         except ImportError as error:
             raise InputError(str(error)) from error
+        except Exception as error:  # an engine has many ways to say that it lacks an architecture
+            if explained(error):
+                raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise InputError(
+                f"--sampler vllm cannot run --model {self.config.model}: {reason}; try --sampler "
+                "torch"
+            ) from error
 
     def description(self) -> str:
         """What is trained on what, in two lines."""
@@ -130,6 +145,12 @@ class Run:
         )
 
     # -- for one step
+
+    def data_digests(self) -> dict[str, str]:
+        """What the run trains and evaluates on, in a few letters: questions, template, answers."""
+        return {"train": self.train_data.digest()} | {
+            name: data.digest() for name, data in self.eval_data.items()
+        }
 
     def start_step(self) -> None:
         """Set the clock to 0."""
@@ -177,23 +198,15 @@ class Data:
     """A task's problems with their prompts rendered for one tokenizer."""
 
     def __init__(
-        self, task: str, split: str, source: str | None, tokenizer, config: Config
+        self, task: str, split: str, source: str | None, tokenizer, config: Config, vocabulary: int
     ) -> None:
         try:
             problems = tasks.load_task(task, split, source)
             self.problems, self.prompt_ids = tasks.encode(
-                problems, tokenizer, config.max_prompt_tokens
+                problems, tokenizer, config.max_prompt_tokens, vocabulary=vocabulary
             )
         except ValueError as error:
-            raise InputError(str(error)) from error
-        unknown = tokenizer.unk_token_id
-        if unknown not in (None, tokenizer.bos_token_id, tokenizer.eos_token_id):
-            strange = sum(unknown in ids for ids in self.prompt_ids)
-            if strange:
-                raise InputError(
-                    f"--model {config.model} cannot read {strange} of {len(self.problems)} prompts "
-                    f"of --task {task}: choose a model whose tokenizer is made for text"
-                )
+            raise InputError(f"--model {config.model}, --task {task}: {error}") from error
 
     def subset(self, count: int) -> "Data":
         """`count` problems (0: all), the same ones for every seed, so that runs can be compared."""
@@ -202,6 +215,11 @@ class Data:
         part.problems = [self.problems[i] for i in order]
         part.prompt_ids = [self.prompt_ids[i] for i in order]
         return part
+
+    def digest(self) -> str:
+        """A few letters that differ if a prompt or an answer does, or their order."""
+        answers = [problem.answer for problem in self.problems]
+        return hashlib.sha256(repr((self.prompt_ids, answers)).encode()).hexdigest()[:16]
 
 
 def derived_seed(*parts: object) -> int:

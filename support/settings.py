@@ -24,6 +24,7 @@ from support.errors import InputError
 from support.presets import PRESETS
 from support.processes import RANK
 from support.trackers import TRACKERS
+from support.vllm import LOWEST_TEMPERATURE
 
 REWARD_PARTS = tuple(DEFAULT_WEIGHTS)
 DEFAULT_STEPS = 200
@@ -170,6 +171,11 @@ def check(config: Config) -> None:
     if not 0 < config.gpu_memory_utilization <= 1:
         raise InputError(
             f"--gpu-memory-utilization {config.gpu_memory_utilization}: must be above 0, at most 1"
+        )
+    if config.sampler == "vllm" and config.temperature < LOWEST_TEMPERATURE:
+        raise InputError(
+            f"--temperature {config.temperature}: --sampler vllm goes down to "
+            f"{LOWEST_TEMPERATURE}, use --sampler torch below that"
         )
     if config.importance_cap and not config.importance_cap >= 1:
         raise InputError(f"--importance-cap {config.importance_cap}: must be 0 (off), or 1 or more")

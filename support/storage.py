@@ -14,11 +14,13 @@ run goes on, and a lock keeps others out. Of several processes the first one wri
 
 import dataclasses
 import fcntl
+import itertools
 import json
 import os
 import pickle
 import shutil
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,7 +37,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from support.adapters import is_adapter, merged_weights
-from support.errors import InputError
+from support.errors import InputError, say
 from support.processes import whole
 from support.run import Run
 from support.settings import Config
@@ -94,10 +96,12 @@ class Folder:
         self.lock = open(self.path / "lock", "a")  # noqa: SIM115, it is held as long as the run is
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise InputError(
                 f"--out {self.path}: another process is still writing there"
             ) from error
+        except OSError as error:  # NFS, Lustre
+            say(f"--out {self.path}: no lock ({error.strerror}), run one command at a time there")
 
     def write_settings(self) -> None:
         """config.json. After all that can fail, so that the command can be given again."""
@@ -117,6 +121,11 @@ class Folder:
         if before != now:
             print(f"the run had {before} process(es) and goes on with {now}: from here on it sees")
             print("other prompts and rollouts than it would have seen")
+        now = self.run.data_digests()
+        before = found["data"] or now  # older checkpoints have none
+        for name in sorted(before.keys() | now.keys()):
+            if before.get(name) != now.get(name):
+                say(f"--resume: prompts or answers ({name}) are others than when the run began")
         if found["weights"]:
             self._set_state(state or {}, found["moments"])
         self.run.sampler.sync(self.run.model)
@@ -136,7 +145,7 @@ class Folder:
 
         Returns:
             What every process must know of the checkpoint: whether it has `weights` and AdamW's
-            `moments`; its `step`, `time` and number of `processes`; the `rows` up to it.
+            `moments`; its `step`, `time`, number of `processes` and `data`; the `rows` up to it.
         """
         last = state.get("step", -1)
         lost = [row["step"] for row in read_rows(self.path / "metrics.jsonl") if row["step"] > last]
@@ -159,6 +168,7 @@ class Folder:
             "step": state.get("step", 0),
             "time": state.get("time", 0.0),
             "processes": state.get("processes"),
+            "data": state.get("data"),
             "rows": left["metrics.jsonl"],
         }
 
@@ -177,7 +187,7 @@ class Folder:
     def save(self, progress: Progress) -> None:
         """Write a checkpoint; the one before it stays, as a reserve."""
         state = {"step": progress.step, "time": progress.time, "processes": self.processes.count}
-        state |= self._state()
+        state |= {"data": self.run.data_digests()} | self._state()
         self.processes.on_first(partial(save_checkpoint, state, self.path / "checkpoint"))
 
     def _state(self) -> dict:
@@ -239,6 +249,18 @@ class Folder:
 
 
 # ---- files that are whole or not there -----------------------------------------------------------
+
+
+def new_folder(parent: Path = Path("runs")) -> Path:
+    """A folder of its own, named by the time; runs begun in one second are numbered."""
+    name = time.strftime("%Y%m%d-%H%M%S")
+    for number in itertools.count(1):
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return path
 
 
 def write_atomically(path: Path, text: str) -> None:

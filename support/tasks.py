@@ -14,17 +14,15 @@ without its first token is another language. Left out: few-shot examples, mixtur
 
 import hashlib
 import json
-import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-
-from jinja2.exceptions import TemplateError
 
 from rewards import are_gradable, last_boxed
 from support.arithmetic import sums
+from support.errors import say
 
 # The paper's form of answer: a thought that nobody reads, then an answer that is graded.
 SYSTEM_PROMPT = (
@@ -128,7 +126,7 @@ TASKS = ("arithmetic", *DATASETS)
 
 
 def load_task(name: str, split: str, source: str | Path | None = None) -> list[Problem]:
-    """The problems of one split of a task; says on stderr how many were dropped.
+    """The problems of one split of a task; says how many were dropped.
 
     Args:
         name: one of `TASKS`; or a JSONL file with `question` and `answer` (the answer alone, or a
@@ -179,7 +177,7 @@ def load_task(name: str, split: str, source: str | Path | None = None) -> list[P
     if not problems:
         raise ValueError(f"task {name}: none of {len(pairs)} {split} problems can be graded")
     dropped = len(pairs) - len(problems)
-    _say(f"{name} {split}: {len(problems)} problems, {dropped} dropped (answer does not parse)")
+    say(f"{name} {split}: {len(problems)} problems, {dropped} dropped (answer does not parse)")
     return problems
 
 
@@ -198,31 +196,24 @@ def _dataset_rows(name: str, split: str, source: str | Path | None) -> dict[int,
     """The rows of a named task from the hub or from `source`, numbered from 1."""
     if name == "math500" and split == "train":
         raise ValueError("math500 is for testing only: train on math")
-    import datasets  # here, because it takes seconds and the sums do not need it
-
-    hub, configurations, _ = DATASETS[name]
-    try:
-        if source is None:
-            hub_split = "test" if name == "sciknoweval" else split
-            parts = [datasets.load_dataset(hub, c, split=hub_split) for c in configurations]
-            return dict(enumerate((row for part in parts for row in part), 1))
+    if source is not None:
         folder = Path(source, name) if Path(source, name).is_dir() else Path(source)
         pattern = "*.jsonl" if name == "sciknoweval" else f"{split}.jsonl"
         files = sorted(folder.glob(pattern))
         if not files:
             raise ValueError(f"task {name}: there is no {pattern} in the folder {folder}")
-        for file in files:
-            _jsonl_rows(file)  # only for its messages: datasets does not say which line is wrong
-        rows = datasets.load_dataset("json", data_files=[str(file) for file in files])["train"]
-        return dict(enumerate(rows, 1))
+        return dict(enumerate((row for file in files for row in _jsonl_rows(file).values()), 1))
+    import datasets  # here, because it takes seconds and the sums do not need it
+
+    hub, configurations, _ = DATASETS[name]
+    hub_split = "test" if name == "sciknoweval" else split
+    try:
+        parts = [datasets.load_dataset(hub, c, split=hub_split) for c in configurations]
     except (OSError, datasets.exceptions.DatasetsError) as error:
-        where = (
-            f"{hub} from the hub (offline? --data DIR, or --eval-task {name}=DIR)"
-            if source is None
-            else source
-        )
+        where = f"{hub} from the hub (offline? --data DIR, or --eval-task {name}=DIR)"
         reason = " ".join(str(error).split())
         raise ValueError(f"task {name}: could not load {where}: {reason}") from error
+    return dict(enumerate((row for part in parts for row in part), 1))
 
 
 def _own_file(path: Path, split: str) -> tuple[Path, bool]:
@@ -237,8 +228,8 @@ def _own_file(path: Path, split: str) -> tuple[Path, bool]:
 def _jsonl_rows(path: Path) -> dict[int, Mapping]:
     """The objects of a JSONL file by line number; blank lines are skipped.
 
-    Own tasks are read like this and not through `datasets`, which would turn an answer that looks
-    like a date into one.
+    Files are read like this and not through `datasets`, which would turn an answer that looks like
+    a date into one, and take a file of the same name, size and time stamp for the one before it.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -257,11 +248,6 @@ def _jsonl_rows(path: Path) -> dict[int, Mapping]:
     return rows
 
 
-def _say(line: str) -> None:
-    if os.environ.get("RANK", "0") == "0":  # one of several processes speaks for all
-        print(line, file=sys.stderr)  # stdout belongs to the results
-
-
 # ---- rendering -----------------------------------------------------------------------------------
 
 
@@ -276,14 +262,40 @@ def render(tokenizer, prompt: str, system_prompt: str = SYSTEM_PROMPT) -> list[i
         text = PLAIN_TEMPLATE.format(system=system_prompt, prompt=prompt)
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids if tokenizer.bos_token_id is None else [tokenizer.bos_token_id, *ids]
-    options = {"tokenize": True, "add_generation_prompt": True, "return_dict": False}
-    system = {"role": "system", "content": system_prompt}
+    user = {"role": "user", "content": prompt}
     try:
-        messages = [system, {"role": "user", "content": prompt}]
-        return tokenizer.apply_chat_template(messages, **options)
-    except TemplateError:  # the template knows no system role (Gemma): the user says it all
-        messages = [{"role": "user", "content": f"{system_prompt}\n\n{prompt}"}]
-        return tokenizer.apply_chat_template(messages, **options)
+        text = _filled(tokenizer, {"role": "system", "content": system_prompt}, user)
+    except ValueError:  # the template knows no system role (Gemma)
+        text = None
+    # Others drop it without a word (Phi-3). Then, too, the user says it all; unless the tokenizer
+    # cannot read it, because the model is made for the bare question (the tiny policy).
+    if text is None or (not _holds(text, system_prompt) and _can_read(tokenizer, system_prompt)):
+        text = _filled(tokenizer, user | {"content": f"{system_prompt}\n\n{prompt}"})
+    if not _holds(text, prompt):
+        raise ValueError(f"the model's chat template drops the question {prompt[:60]!r}: mend it")
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def _filled(tokenizer, *messages: Mapping) -> str:
+    """The chat template's text for these messages and the beginning of the answer."""
+    options = {"tokenize": False, "add_generation_prompt": True}
+    try:
+        return tokenizer.apply_chat_template(list(messages), **options)
+    except Exception as error:  # a template is a program, and may fail in any way
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the model's chat template cannot be used: {reason}") from error
+
+
+def _holds(text: str, part: str) -> bool:
+    """Whether the part is in the text, but for white space: templates strip what they are given."""
+    return " ".join(part.split()) in " ".join(text.split())
+
+
+@lru_cache(maxsize=8)
+def _can_read(tokenizer, text: str) -> bool:
+    """Whether the tokenizer has tokens for all of a text."""
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return tokenizer.unk_token_id not in ids
 
 
 def opens_think(tokenizer, ids: list[int]) -> bool:
@@ -296,19 +308,44 @@ def encode(
     tokenizer,
     max_prompt_tokens: int = 512,
     system_prompt: str = SYSTEM_PROMPT,
+    vocabulary: int | None = None,
 ) -> tuple[list[Problem], list[list[int]]]:
-    """Render every problem; a prompt longer than `max_prompt_tokens` is dropped, never cut.
+    """Render every problem; one that the model cannot be shown is dropped, never cut.
+
+    That is a prompt longer than `max_prompt_tokens`, a question that spells a special token or has
+    signs that the tokenizer does not know, a token beyond `vocabulary`, the model's embeddings.
 
     Returns:
         The problems kept and their token ids, in the same order.
     Raises:
-        ValueError: if no problem is left.
+        ValueError: if few problems are left, or the chat template cannot be used.
     """
-    rendered = [(p, render(tokenizer, p.prompt, system_prompt)) for p in problems]
-    kept = [(p, ids) for p, ids in rendered if len(ids) <= max_prompt_tokens]
-    too_long = f"{len(rendered) - len(kept)} of {len(rendered)} prompts are longer than"
+    problems = list(problems)
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special |= set(tokenizer.all_special_ids)
+    questions = tokenizer([p.prompt for p in problems], add_special_tokens=False)["input_ids"]
+    kept, unreadable = [], []
+    for problem, question in zip(problems, questions):
+        ids = render(tokenizer, problem.prompt, system_prompt)
+        strange = [i for i in question if i in special]
+        strange += [i for i in ids if vocabulary is not None and i >= vocabulary]
+        if strange:
+            unreadable.append((problem.prompt, strange[0]))
+        elif len(ids) <= max_prompt_tokens:
+            kept.append((problem, ids))
+    if unreadable:
+        (prompt, token), count = unreadable[0], f"{len(unreadable)} of {len(problems)} prompts"
+        why = f"token {token} {tokenizer.convert_ids_to_tokens(token)!r} in {prompt[:60]!r}"
+        if vocabulary is not None and token >= vocabulary:
+            why += f" is beyond the model's vocabulary of {vocabulary}"
+        if 2 * len(unreadable) > len(problems):
+            advice = "choose a model and a tokenizer that are made for each other and for text"
+            raise ValueError(f"the model cannot read {count} ({why}): {advice}")
+        say(f"{count} are not plain text to the tokenizer ({why}): dropped")
+    too_long = len(problems) - len(kept) - len(unreadable)
+    long = f"{too_long} of {len(problems)} prompts are longer than {max_prompt_tokens} tokens"
     if not kept:
-        raise ValueError(f"{too_long} {max_prompt_tokens} tokens: raise --max-prompt-tokens")
-    if len(kept) < len(rendered):
-        _say(f"{too_long} {max_prompt_tokens} tokens: dropped")
+        raise ValueError(f"{long}: raise --max-prompt-tokens")
+    if too_long:
+        say(f"{long}: dropped")
     return [p for p, _ in kept], [ids for _, ids in kept]

@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from rollouts import Rollouts, check_request, eos_token_ids, max_positions, pack
 from support.adapters import merged_weights
 
+LOWEST_TEMPERATURE = 0.01  # below it, vLLM samples at this one and says nothing
 CPU_SETTINGS = {  # of vLLM, where there is no GPU
     "enforce_eager": True,
     "kv_cache_memory_bytes": 2**30,  # what needs more waits its turn
@@ -124,6 +125,8 @@ class VLLMSampler:
         if VLLMSampler.running is not self:
             raise RuntimeError("this sampler's engine was closed when another one was made")
         check_request(prompts, max_new_tokens, temperature, self.max_length)
+        if temperature < LOWEST_TEMPERATURE:
+            raise ValueError(f"temperature={temperature}: vLLM's lowest is {LOWEST_TEMPERATURE}")
         # vLLM gives a request's n rollouts the seeds s, s + 1, ...: requests that were numbered in
         # a row would share nearly all of their random numbers. Draw far-apart seeds instead.
         generator = torch.Generator().manual_seed(seed)
