@@ -1,6 +1,6 @@
 """What test_two_processes.py runs in two processes at once; everyone's findings go to OUT/found.pt.
 
-torchrun --standalone --nproc-per-node 2 -- tests/two_processes.py OUT TASK together|engines
+torchrun --standalone --nproc-per-node 2 -- tests/two_processes.py OUT TASK together|KIND
 """
 
 import dataclasses
@@ -252,27 +252,23 @@ def together(out: Path, task: str, rank: int) -> dict[str, Callable[[], object]]
     }
 
 
-def engines(out: Path, task: str, rank: int) -> dict[str, Callable[[], object]]:
-    def two_steps(**settings) -> dict:
-        run = run_of(task, sampler="vllm", importance_cap=0, **settings)
-        rows = [train.train_step(run, step)[0] for step in (1, 2)]
-        prompt = run.train_data.prompt_ids[:1]
-        (texts,) = run.sampler.generate(prompt, 8, T, 1.0, run.seed("rollouts", 3)).texts
-        return {"rows": rows, "texts": texts}
-
-    return {kind: lambda kind=kind: two_steps(**KINDS[kind]) for kind in KINDS}
+def with_engine(task: str, kind: str) -> dict:
+    """Two steps and one prompt's rollouts with vLLM, of which a process has one in its life."""
+    run = run_of(task, sampler="vllm", **KINDS[kind])
+    rows = [train.train_step(run, step)[0] for step in (1, 2)]
+    prompt = run.train_data.prompt_ids[:1]
+    (texts,) = run.sampler.generate(prompt, 8, T, 1.0, run.seed("rollouts", 3)).texts
+    return {"rows": rows, "texts": texts}
 
 
 if __name__ == "__main__":
-    out, task, work = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    out, task, what = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     torch.set_num_threads(1)
-    processes = Processes()
-    found = {}
-    for name, function in {"together": together, "engines": engines}[work](
-        out, task, processes.rank
-    ).items():
-        found[name] = function()
-        print(f"rank {processes.rank}: {name} done", file=sys.stderr, flush=True)
-    torch.save(found, out / f"found_{processes.rank}.pt")
+    rank = Processes().rank
+    if what == "together":
+        found = {name: work() for name, work in together(out, task, rank).items()}
+    else:
+        found = with_engine(task, what)
+    torch.save(found, out / f"found_{rank}.pt")
     sys.stdout.flush()
     os._exit(0)  # the runs were not left: their group is not to be taken apart
