@@ -7,7 +7,9 @@ from transformers import AutoModelForCausalLM
 
 from support import tiny
 from support.adapters import add_lora, is_adapter, load_with_adapter, merged_weights
+from support.models import load_weights
 from support.storage import save_model
+from support.tiny import make_tokenizer
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
@@ -63,7 +65,7 @@ def test_the_folder_of_an_adapter_is_known_and_loaded_as_a_plain_model(tmp_path)
     assert is_adapter(tmp_path / "adapter") and not is_adapter(tmp_path / "base")
     for model in (
         AutoModelForCausalLM.from_pretrained(tmp_path / "adapter"),
-        load_with_adapter(tmp_path / "adapter", torch.float32),
+        load_with_adapter(tmp_path / "adapter", torch.float32, make_tokenizer(), load_weights),
     ):
         torch.testing.assert_close(log_probs(model), log_probs(wrapped), atol=1e-5, rtol=0)
     assert all(weight.requires_grad for weight in model.parameters())  # to be trained further

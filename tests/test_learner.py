@@ -104,8 +104,12 @@ def test_sampler_and_trainer_agree_in_bfloat16():
     assert 1e-6 < row["logprob_gap"]["mean"] < 0.02  # bfloat16 at work, on both sides
 
 
-@pytest.mark.parametrize("options", [{}, {"lora_rank": 4}, {"dtype": "bfloat16"}])
-def test_gradient_checkpointing_changes_the_memory_and_nothing_else(options):
+@pytest.mark.parametrize(
+    ("options", "rounding"),
+    # In bfloat16 it shows that a prompt is read once without checkpointing, and m times with it.
+    [({}, 1e-5), ({"lora_rank": 4}, 1e-5), ({"dtype": "bfloat16"}, 0.03)],
+)
+def test_gradient_checkpointing_changes_the_memory_and_nothing_else(options, rounding):
     gradients, stored = [], []
     for on in (False, True):
         run = Run(small(gradient_checkpointing=on, **options))
@@ -115,9 +119,10 @@ def test_gradient_checkpointing_changes_the_memory_and_nothing_else(options):
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             advantages = torch.tensor([[1.0, -1.0, 0.5, -0.5]] * 2)
             train.update(run.learner, kept, advantages, run.max_new_tokens)
-        gradients.append([w.grad for w in run.model.parameters() if w.requires_grad])
+        trained = (weight for weight in run.model.parameters() if weight.requires_grad)
+        gradients.append(torch.cat([weight.grad.flatten() for weight in trained]))
         stored.append(sum(sizes))
-    torch.testing.assert_close(*gradients)
+    assert (gradients[1] - gradients[0]).norm() < rounding * gradients[0].norm()
     assert stored[1] < stored[0] / 2
 
 
