@@ -5,7 +5,7 @@ import torch
 from conftest import random_model, small
 
 from rollouts import Rollouts
-from support.batches import micro_batches
+from support.batches import in_order, micro_batches
 
 LENGTHS = [[2, 5, 0, 3], [7, 1, 4, 4]]
 ADVANTAGES = torch.tensor([[1.0, 0.0, -0.5, 0.5], [0.0, 0.0, 2.0, -2.0]])
@@ -58,6 +58,27 @@ def test_the_longest_come_first_and_no_batch_is_longer_than_its_longest(kept):
     assert [batch.mask.shape[1] for batch in batches] == [4, 3, 0]
     lengths = [int(length) for batch in batches for length in batch.mask.sum(-1)]
     assert lengths == sorted(lengths, reverse=True)
+
+
+def test_rows_are_ordered_by_what_computes_fewer_tokens():
+    """Two prompts of 4 rollouts, micro-batches of 4. Mixed: 4 prompts are read; apart: 2.
+
+    By length 4 * 9 + 4 * 2 completion tokens, by prompt 4 * 9 + 4 * 9: 28 more, with padding.
+    """
+    rows, lengths = list(range(8)), [9, 9, 2, 2, 9, 9, 2, 2]
+    for L, checkpointing, expected in (
+        (13, False, [[0, 1, 4, 5], [2, 3, 6, 7]]),
+        (15, False, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (15, True, [[0, 1, 4, 5], [2, 3, 6, 7]]),  # each row is read whole
+    ):
+        config = small(micro_batch=4, gradient_checkpointing=checkpointing)
+        assert in_order(rows, lengths, 4, L, config) == expected
+    # Nothing to lose where rows are equally long, and the longest row is in the first micro-batch.
+    assert in_order(rows, [5] * 8, 4, 1, small(micro_batch=4)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    later = in_order(rows, [3, 3, 1, 1, 3, 9, 3, 1], 4, 50, small(micro_batch=4))
+    assert later == [[5, 4, 6, 7], [0, 1, 2, 3]]
+    # Rows without a gradient are missing: the group is smaller, its number the same.
+    assert in_order([0, 3, 6], [2, 1, 1, 2, 1, 1, 2], 4, 9, small(micro_batch=2)) == [[0, 3], [6]]
 
 
 def test_with_a_kl_rollouts_without_advantage_are_computed_too(kept):

@@ -65,8 +65,7 @@ def padded(sequences, prompts=2):
 
 def forward(model, inputs, dtype):
     """The log-probs of a micro-batch, as an update computes them."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
-        return grpo.token_log_probs(model, *inputs, T)
+    return grpo.Policy(model, getattr(torch, dtype))(*inputs, T)
 
 
 # ---- counting ------------------------------------------------------------------------------------
@@ -136,6 +135,17 @@ def test_between_and_beyond_the_counted_sizes_estimates_are_close_and_not_too_lo
         peak = max(peaks)
         assert peak <= estimate(sequences) * 1.001
         assert estimate(sequences) == pytest.approx(peak, rel=0.05)
+
+
+def test_checkpointed_layers_keep_no_bfloat16_weights():
+    """Autocast keeps the copy that it makes of a weight, in case it is used again, to the end."""
+    _, shape, config = small(checkpointing=True, dtype="bfloat16")
+    models = [memory.fake_model(shape, config, layers) for layers in (2, 3)]
+    (kept, (first, *_)), (more_kept, (last, *_)) = [
+        memory.micro_batch_bytes(model, 2, 4, S, T, True) for model in models
+    ]
+    layer = sum(weight.numel() for weight in models[0].model.layers[0].parameters())
+    assert last - first == more_kept - kept < 2 * layer
 
 
 def test_a_prompt_that_is_read_once_needs_memory_once():

@@ -15,6 +15,8 @@ from transformers import (
     MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
 )
 
 import grpo
@@ -238,10 +240,12 @@ def test_a_window_in_some_of_the_layers(read):
     assert (log_probs - expected)[mask].abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["recurrent", "convolutions"])
+@pytest.mark.parametrize("kind", ["recurrent", "state space", "convolutions"])
 def test_layers_without_keys_and_values_read_rows_whole(kind, read):
     torch.manual_seed(0)
-    if kind == "recurrent":
+    if kind == "recurrent":  # its configuration does not say so
+        model = RwkvForCausalLM(RwkvConfig(vocab_size=19, hidden_size=32, num_hidden_layers=2))
+    elif kind == "state space":
         model = MambaForCausalLM(MambaConfig(**SIZE, state_size=4))
     else:
         kinds = ["conv", "full_attention"]
