@@ -24,7 +24,7 @@ from support.errors import InputError, explained
             1,
         ),
         (
-            RuntimeError("probability tensor contains either `inf`, `nan` or element < 0"),
+            RuntimeError("the model's logits are not finite: nothing can be sampled from it"),
             ["out of bounds", "lower --lr"],
             2,
         ),

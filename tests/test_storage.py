@@ -96,9 +96,10 @@ def test_a_model_is_replaced_by_a_whole_one_or_not_at_all(tmp_path, monkeypatch)
     save_model(model, tokenizer, tmp_path / "model")
     before = (tmp_path / "model" / "model.safetensors").read_bytes()
 
-    def full(self, folder, **_):
+    def full(self, folder, state_dict, **_):
         Path(folder).mkdir()
-        raise RuntimeError("I/O error: No space left on device")
+        if state_dict:  # before the first step all but the weights is written, for a trial
+            raise RuntimeError("I/O error: No space left on device")
 
     monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
     with pytest.raises(OSError, match=f"cannot write {tmp_path / 'model'}: .*No space left"):
@@ -299,9 +300,10 @@ def test_a_damaged_line_in_the_log_loses_nothing(finished, tmp_path, capsys):
 
 
 def test_a_disk_that_is_full_when_the_model_is_written_is_one_line(tmp_path, monkeypatch, capsys):
-    def full(self, folder, **_):
+    def full(self, folder, state_dict, **_):
         Path(folder).mkdir()
-        raise RuntimeError("I/O error: No space left on device")
+        if state_dict:  # before the first step all but the weights is written, for a trial
+            raise RuntimeError("I/O error: No space left on device")
 
     monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
     assert train.main(flags(steps=2, out=tmp_path / "run")) == 1
