@@ -320,10 +320,9 @@ def importance_weights(
     An inference engine computes the policy with other kernels, perhaps in another precision, so it
     samples from a slightly different policy than is trained, and GRPO is quietly off-policy.
     Weighting every token's loss by the ratio of the two probabilities removes that bias; the cap
-    bounds what one token can do, at the price of a little bias again. ("Your Efficient RL Framework
-    Secretly Brings You Off-Policy RL Training", Yao et al., 2025: token-level truncated importance
-    sampling, with a cap of 2.) This ratio is about two programs, the ratio inside `grpo_loss` about
-    two optimiser steps: the policy before the first one is in both.
+    bounds what one token can do, at the price of a little bias. ("Your Efficient RL Framework
+    Secretly Brings You Off-Policy RL Training", Yao et al., 2025.) This ratio is about two
+    programs, that of `grpo_loss` about two optimiser steps: the policy before the first is in both.
 
     Args:
         old_log_probs: [B, T], the trainer's, from before the batch's first optimiser step.
@@ -333,7 +332,6 @@ def importance_weights(
 
     Returns [B, T] without gradients; 1 at padded positions.
     """
-    # Mask before exp, as in the loss.
     difference = (old_log_probs - sampler_log_probs).detach().masked_fill(~mask.bool(), 0.0)
     return difference.exp().clamp(max=cap)
 
@@ -345,10 +343,8 @@ def k3_divergence(
 
     With d = log(reference / policy) on tokens the policy sampled, E[exp(d) - d - 1] is the
     divergence, and every single term is at least 0 (Schulman's "k3"; arXiv 2402.03300, equation 4).
-
-    Beyond d = `steepest` exp goes on as its tangent: exp(89) is no float32, and a single such token
-    would make the whole gradient NaN. A clamp would be finite too, but leave that token, the one
-    that is furthest from the reference, without any pull back.
+    Beyond d = `steepest` exp goes on as its tangent: exp(89) is no float32, and one such token would
+    make the whole gradient NaN. A mere clamp would leave it, far from the reference, no pull back.
     """
     difference = (ref_log_probs - log_probs).masked_fill(~mask.bool(), 0.0)  # [B, T]
     curved = difference.clamp(max=steepest)
