@@ -7,7 +7,7 @@
 
 GRPO (Shao et al., arXiv 2402.03300) needs no critic: a rollout's advantage is its reward compared
 with the other rollouts of its prompt. PODS changes one thing: "the other rollouts" are the kept m.
-Everything here is a function of tensors, so it can be tested against a loop over tokens, and is.
+All of it is functions of tensors, tested against a loop over tokens.
 
 Legend: P prompts, m kept, B = P*m sequences (or the micro-batch's share of them), T completion
 tokens, V vocabulary. Signs: a positive advantage makes a rollout's tokens likelier; the loss is
@@ -34,8 +34,7 @@ def group_advantages(rewards: torch.Tensor, scale: bool = True, eps: float = 1e-
             False is Dr. GRPO's choice (arXiv 2503.20783).
         eps: added to the standard deviation.
 
-    Returns:
-        float32 [..., m]; exactly 0 in a group whose rewards are all equal (or that has one member).
+    Returns float32 [..., m]; exactly 0 in a group whose rewards are all equal (or of one member).
     """
     is_array = hasattr(rewards, "dtype")
     rewards = torch.as_tensor(rewards, dtype=None if is_array else torch.float64).double()
@@ -332,6 +331,7 @@ def importance_weights(
 
     Returns [B, T] without gradients; 1 at padded positions.
     """
+    # Mask before exp, as in the loss.
     difference = (old_log_probs - sampler_log_probs).detach().masked_fill(~mask.bool(), 0.0)
     return difference.exp().clamp(max=cap)
 
@@ -343,8 +343,8 @@ def k3_divergence(
 
     With d = log(reference / policy) on tokens the policy sampled, E[exp(d) - d - 1] is the
     divergence, and every single term is at least 0 (Schulman's "k3"; arXiv 2402.03300, equation 4).
-    Beyond d = `steepest` exp goes on as its tangent: exp(89) is no float32, and one such token would
-    make the whole gradient NaN. A mere clamp would leave it, far from the reference, no pull back.
+    Beyond d = `steepest` exp goes on as its tangent: exp(89) is no float32, and one such token
+    would make the whole gradient NaN. A clamp would leave it, far from the reference, no pull back.
     """
     difference = (ref_log_probs - log_probs).masked_fill(~mask.bool(), 0.0)  # [B, T]
     curved = difference.clamp(max=steepest)

@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_refused(settings, words):
 def test_prompts_the_tokenizer_cannot_read_are_an_error(tmp_path):
     """The tiny policy knows no letters; training on <unknown> would only waste the night."""
     task = write_sums(tmp_path / "words.jsonl", [(f"{i} plus {i}?", str(i)) for i in range(40)])
-    with pytest.raises(InputError, match="--model tiny_policy, .* the model cannot read"):
+    with pytest.raises(InputError, match=r"--model tiny_policy, .* the model cannot read"):
         Run(small(task=task))
 
 
