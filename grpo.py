@@ -7,7 +7,6 @@
 
 GRPO (Shao et al., arXiv 2402.03300) needs no critic: a rollout's advantage is its reward compared
 with the other rollouts of its prompt. PODS changes one thing: "the other rollouts" are the kept m.
-All of it is functions of tensors, tested against a loop over tokens.
 
 Legend: P prompts, m kept, B = P*m sequences (or the micro-batch's share of them), T completion
 tokens, V vocabulary. Signs: a positive advantage makes a rollout's tokens likelier; the loss is
@@ -324,8 +323,8 @@ def importance_weights(
     programs, that of `grpo_loss` about two optimiser steps: the policy before the first is in both.
 
     Args:
-        old_log_probs: [B, T], the trainer's, from before the batch's first optimiser step.
-        sampler_log_probs: [B, T], what the sampler reported, at the same temperature.
+        old_log_probs, sampler_log_probs: [B, T], the trainer's from before the batch's first
+            optimiser step, and what the sampler reported, at the same temperature.
         mask: [B, T], true on completion tokens.
         cap: the largest weight, at least 1.
 
