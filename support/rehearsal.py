@@ -10,6 +10,7 @@ an engine has other kernels for an architecture, or acts on old weights. So no l
 architectures is needed.
 """
 
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,8 +80,9 @@ class Rehearsal:
         gap, bound = row["logprob_gap"]["mean"], BOUND[self.run.config.dtype]
         if gap is not None and gap > bound and not self.warned and self.run.processes.first:
             self.warned = True
-            tqdm.write(f"step {step}: the sampler's log-probs are {gap:.2g} from the trainer's, ")
-            tqdm.write(f"more than the {bound:g} that rounding explains: see logprob_gap")
+            message = f"step {step}: the sampler's log-probs are {gap:.2g} from the trainer's, "
+            message += f"more than the {bound:g} that rounding explains (logprob_gap)"
+            tqdm.write(message, file=sys.stderr)
 
     def _try(self, purpose: str, work: Callable[[], Result]) -> Result:
         """The work's result, or an InputError that says what the model cannot."""
@@ -94,7 +96,7 @@ class Rehearsal:
             lost = "logits are not finite" in str(error)
             if known and not lost:
                 raise
-            reason = (str(error).strip() or "no message").splitlines()[0]
+            reason = " ".join(str(error).split())[:200]
             reason = "it gives no probabilities" if lost else f"{type(error).__name__}: {reason}"
             other = " or try --sampler torch" if config.sampler == "vllm" else ""
             raise InputError(

@@ -123,7 +123,7 @@ class Run:
         except Exception as error:  # an engine has many ways to say that it lacks an architecture
             if explained(error):
                 raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise InputError(
                 f"--sampler vllm cannot run --model {self.config.model}: {reason}; try --sampler "
                 "torch"

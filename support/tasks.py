@@ -278,16 +278,15 @@ def render(tokenizer, prompt: str, system_prompt: str = SYSTEM_PROMPT) -> list[i
 
 def _filled(tokenizer, *messages: Mapping) -> str:
     """The chat template's text for these messages and the beginning of the answer."""
-    options = {"tokenize": False, "add_generation_prompt": True}
     try:
+        options = {"tokenize": False, "add_generation_prompt": True}
         return tokenizer.apply_chat_template(list(messages), **options)
     except Exception as error:  # a template is a program, and may fail in any way
-        reason = " ".join(str(error).split())
-        raise ValueError(f"the model's chat template cannot be used: {reason}") from error
+        raise ValueError(f"the chat template fails: {' '.join(str(error).split())}") from error
 
 
 def _holds(text: str, part: str) -> bool:
-    """Whether the part is in the text, but for white space: templates strip what they are given."""
+    """Whether the part is in the text, but for white space, which templates strip."""
     return " ".join(part.split()) in " ".join(text.split())
 
 

@@ -18,6 +18,7 @@ os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -25,6 +26,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -271,3 +273,24 @@ def has_logged(out: Path, rows: int):
     """A condition for `wait_for`: so many rows are in metrics.jsonl."""
     path = out / "metrics.jsonl"
     return lambda: path.exists() and path.read_text().count("\n") >= rows
+
+
+# ---- model folders and tokenizers ---------------------------------------------------------------
+
+
+def edit(path: Path, **changes) -> None:
+    """Change entries of a JSON file; None removes one."""
+    entries = json.loads(path.read_text()) | changes
+    kept = {name: value for name, value in entries.items() if value is not None}
+    path.write_text(json.dumps(kept))
+
+
+def text_tokenizer(template: str | None = None, **special) -> PreTrainedTokenizerFast:
+    """One token for each byte and special token: 256 and `<|end|>`, `<|im_end|>`, `<unk>`."""
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({sign: i for i, sign in enumerate(bytes_)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>", "<|im_end|>", "<unk>"])
+    options = {"eos_token": "<|end|>", "pad_token": "<|end|>", "chat_template": template} | special
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)

@@ -1,0 +1,136 @@
+"""File systems without locks, names that shells split, launchers' variables: a run goes on."""
+
+import errno
+import fcntl
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import without_times
+
+import train
+from support.storage import new_folder
+
+SHORT = ["--n", "4", "--m", "2", "--prompts-per-step", "2", "--steps", "2", "--eval-problems", "8"]
+NAMES = ["a b", "$HOME", "a$b_$c", "größe 数", "it's", "[x]*?", "a=b"]
+
+
+def write_sums(path: Path) -> Path:
+    rows = [{"question": f"{a}+11=", "answer": f"{a + 11}"} for a in range(10, 40)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+# ---- locks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_goes_on_and_says_so(tmp_path, monkeypatch, capsys, reason):
+    def lock(*_) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    assert train.main([*SHORT, "--out", str(tmp_path / "run")]) == 0
+    assert f"no lock ({os.strerror(reason)})" in capsys.readouterr().err
+
+
+def test_a_lock_that_another_holds_still_keeps_others_out(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    with open(tmp_path / "run" / "lock", "a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert train.main([*SHORT, "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert "another process is still writing there" in said and "no lock (" not in said
+
+
+# ---- folders -------------------------------------------------------------------------------------
+
+
+def test_folders_of_one_second_are_three(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda _: "20260101-000000")
+    names = [new_folder(tmp_path / "runs").name for _ in range(3)]
+    assert names == ["20260101-000000", "20260101-000000-2", "20260101-000000-3"]
+
+
+def test_runs_without_out_do_not_meet(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("support.storage.time.strftime", lambda _: "now")
+    assert train.main(SHORT) == 0
+    assert train.main(["--eval-only", "--eval-problems", "8"]) == 0
+    assert (tmp_path / "runs" / "now" / "metrics.jsonl").exists()
+    assert (tmp_path / "runs" / "now-2" / "eval.json").exists()
+
+
+def test_what_is_refused_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert train.main([*SHORT, "--task", "nosuch.jsonl"]) == 2
+    assert train.main(["--dry-run"]) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- names ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_will_do(tmp_path, name):
+    task, out = write_sums(tmp_path / name / "sums.jsonl"), tmp_path / f"{name} out"
+    flags = ["--task", str(task), "--eval-task", "arithmetic", str(task), *SHORT]
+    assert train.main([*flags, "--out", str(out)]) == 0
+    assert (out / "curves.png").stat().st_size > 0
+    again = ["--model", str(out / "model"), *flags, "--out", str(tmp_path / f"{name} again")]
+    assert train.main(again) == 0
+    assert train.main(["--resume", "--out", str(out), "--steps", "3"]) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_printed_command_goes_on_in_a_shell(tmp_path, capsys, monkeypatch, name):
+    out = tmp_path / name
+
+    def stop(self) -> None:
+        self.number = signal.SIGTERM
+        return self
+
+    monkeypatch.setattr(train.StopSignal, "__enter__", stop)
+    monkeypatch.setattr(train.StopSignal, "__exit__", lambda *_: None)
+    with pytest.raises(SystemExit):
+        train.main([*SHORT, "--out", str(out)])
+    printed = capsys.readouterr().out.partition("go on with: ")[2].splitlines()[0]
+    assert shlex.split(printed) == ["python", "train.py", "--resume", "--out", str(out)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_data_lies_anywhere(tmp_path, name):
+    from support.tasks import load_task
+
+    row = {"question": "How much?", "answer": "#### 3"}
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "train.jsonl").write_text(json.dumps(row) + "\n")
+    assert load_task("gsm8k", "train", tmp_path / name)[0].answer == "3"
+
+
+# ---- launchers -----------------------------------------------------------------------------------
+
+VARIABLES = {
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+    "ACCELERATE_MIXED_PRECISION": "bf16",
+    "ACCELERATE_USE_FSDP": "true",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "3",
+    "SLURM_PROCID": "1",
+}
+
+
+def test_variables_of_launchers_change_no_number(tmp_path):
+    """In processes of their own, because these are read when modules are imported."""
+    for name, variables in (("without", {}), ("with", VARIABLES)):
+        command = [sys.executable, "train.py", *SHORT, "--out", str(tmp_path / name)]
+        environment = {k: v for k, v in os.environ.items() if k not in VARIABLES} | variables
+        root = Path(train.__file__).parent
+        subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True)
+    assert without_times(tmp_path / "with") == without_times(tmp_path / "without")
