@@ -14,8 +14,10 @@ import math
 import os
 import platform
 import re
+import resource
 import signal
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -56,6 +58,17 @@ def seconds_of(function: Callable[[], object], calls: int) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return (time.perf_counter() - start) / calls
+
+
+def peak_bytes() -> int:
+    """The most memory ever held: by torch's allocator on a GPU, else by this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux's getrusage would count what the parent process held, too
+        return 1024 * int(re.search(r"VmHWM:\s*(\d+)", status.read_text()).group(1))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak  # bytes on macOS, else KiB
 
 
 def ratio(times: dict[str, list[float]], numerator: str, denominator: str) -> list[float]:

@@ -2,6 +2,7 @@
 
     pip install trl==1.16.0
     python bench.py peers
+    python bench.py peers --model DIR --task gsm8k --data DIR --n 16 --prompts 1 --max-new-tokens 48
 
 Legend: P prompts, n rollouts each, all of them trained on.
 """
@@ -30,6 +31,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--n", type=int, default=64, help="rollouts a prompt, all of them trained on"
     )
+    parser.add_argument("--prompts", type=int, default=4, help="P")
+    parser.add_argument("--model", default=Config.model, help="folder or hub name")
+    parser.add_argument("--task", default=Config.task, help="where the prompts come from")
+    parser.add_argument("--data", help="folder with the task's train.jsonl and test.jsonl")
+    parser.add_argument("--max-new-tokens", type=int, help="at most; default: as train.py")
 
 
 def peers(arguments: argparse.Namespace) -> dict:
@@ -46,16 +52,24 @@ def peers(arguments: argparse.Namespace) -> dict:
     except ImportError as error:
         raise InputError("peers compares with TRL: pip install trl==1.16.0") from error
     n, steps = arguments.n, arguments.rounds + 1
-    config = Config(n=n, m=n, prompts_per_step=4, eval_problems=16, threads=arguments.threads)
+    names = ("model", "task", "data", "max_new_tokens", "threads")
+    given = {name: getattr(arguments, name) for name in names}
+    config = Config(n=n, m=n, prompts_per_step=arguments.prompts, eval_problems=16, **given)
     run, ours = Run(config), []
-    problems = [problem for step in range(1, steps + 1) for problem in run.prompts(step)[0]]
+    prompts, answers, lengths = [], [], []
+    for problems, prompt_ids in map(run.prompts, range(1, steps + 1)):
+        prompts += map(run.tokenizer.decode, prompt_ids)
+        answers += [problem.answer for problem in problems]
+        lengths += map(len, prompt_ids)
+        if run.tokenizer(prompts[-len(problems) :])["input_ids"] != prompt_ids:
+            raise InputError("this model's prompts, as text, are not the same tokens to TRL")
 
     def one_of_ours() -> None:
         """Our step, after each of TRL's."""
         row, _ = train.train_step(run, len(ours) + 1)
         ours.append(row["seconds"])
 
-    theirs = trl_steps.measure(config, run.max_new_tokens, problems, steps, one_of_ours)
+    theirs = trl_steps.measure(config, run.max_new_tokens, prompts, answers, steps, one_of_ours)
     gradient = our_gradient(config, run.max_new_tokens, theirs.rollouts)
     # In float32 the cosine of two equal vectors can come out above 1.
     cosine = torch.cosine_similarity(gradient.double(), theirs.gradient.double(), dim=0).item()
@@ -68,9 +82,10 @@ def peers(arguments: argparse.Namespace) -> dict:
     }
     P, micro_batch = config.prompts_per_step, trl_steps.micro_batch(config)
     rows = step_rows(times)
-    print(table(f"one step, P={P}, n = m = {n}, micro-batch {micro_batch}", rows))
+    sizes = f"P={P}, n = m = {n}, prompts of {min(lengths)} to {max(lengths)} tokens"
+    print(table(f"one step of {config.model}, {sizes}, micro-batch {micro_batch}", rows))
     print(f"cosine of the two gradients on the same rollouts: {cosine:.6f}")
-    return {"trl": trl_steps.VERSION, "cosine": cosine, "rows": rows}
+    return {"trl": trl_steps.VERSION, "model": config.model, "cosine": cosine, "rows": rows}
 
 
 def our_gradient(config: Config, max_new_tokens: int, rollouts: dict) -> torch.Tensor:

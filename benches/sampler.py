@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from benches.measure import interleaved, new_figure, ratio, table
-from rollouts import Rollouts, TorchSampler, eos_token_ids
+from rollouts import Rollouts, TorchSampler, draw, eos_token_ids
 from support.run import Run
 from support.settings import Config
 from support.vllm import VLLMSampler
@@ -38,7 +38,8 @@ def sampler(arguments: argparse.Namespace) -> dict:
 
     All sample the same prompts from the same weights at temperature 1, in turn, without top-k or
     top-p. TorchSampler and vLLM also return texts and log-probs in that time, `generate` only ids.
-    The prefill's share is the time of a call for one token over the time of the whole call.
+    The prefill's share is the time of a call for one token over the time of the whole call; the
+    draw's, of TorchSampler, is what choosing a token by its probability takes of a token's time.
     """
     names = ("model", "task", "data", "threads")
     config = Config(**{name: getattr(arguments, name) for name in names})
@@ -48,10 +49,11 @@ def sampler(arguments: argparse.Namespace) -> dict:
     length = min(arguments.max_new_tokens, run.max_new_tokens)
     found = samplers(run.model, run.tokenizer)
     rows = []
+    vocabulary = run.model.config.get_text_config().vocab_size
     for n in arguments.n:
-        rows += sampler_rows(found, prompts, n, length, arguments.rounds)
+        rows += sampler_rows(found, prompts, n, length, arguments.rounds, vocabulary)
     print(table(f"generation: {len(prompts)} prompts of {config.task}, {config.model}", rows))
-    draw(rows, arguments.out / "sampler.png")
+    picture(rows, arguments.out / "sampler.png")
     return {"model": config.model, "prompts": len(prompts), "rows": rows}
 
 
@@ -109,17 +111,25 @@ def samplers(model: nn.Module, tokenizer) -> dict[str, object]:
 
 
 def sampler_rows(
-    found: dict[str, object], prompts: list[list[int]], n: int, length: int, rounds: int
+    found: dict[str, object],
+    prompts: list[list[int]],
+    n: int,
+    length: int,
+    rounds: int,
+    vocabulary: int,
 ) -> list[dict]:
     """One row a sampler, for n rollouts of each prompt."""
-    functions = {}
+    rollouts, generator = len(prompts) * n, torch.Generator().manual_seed(0)
+    probabilities = torch.randn(rollouts, vocabulary, generator=generator).softmax(-1)
+    functions = {"draw": partial(draw, probabilities, torch.arange(rollouts), generator)}
     for name, one in found.items():
         functions[name] = partial(one.generate, prompts, n, length, 1.0, seed=0)
         functions[f"{name}, 1 token"] = partial(one.generate, prompts, n, 1, 1.0, seed=0)
     tokens = {name: count_tokens(functions[name](), found["generate"].eos_ids) for name in found}
     times = interleaved(functions, rounds)
     # Each draws its own tokens from the same policy, so seconds compare only token by token.
-    per_token = {name: [seconds / tokens[name] for seconds in times[name]] for name in found}
+    tokens["draw"] = rollouts
+    per_token = {name: [s / tokens[name] for s in times[name]] for name in tokens}
     return [
         {
             "n": n,
@@ -127,13 +137,14 @@ def sampler_rows(
             "tokens": tokens[name],
             "tokens/s": 1 / statistics.median(per_token[name]),
             "prefill share": ratio(times, f"{name}, 1 token", name),
+            "draw share": ratio(per_token, "draw", name) if name == "torch" else None,
             "speed / generate": ratio(per_token, "generate", name),
         }
         for name in found
     ]
 
 
-def draw(rows: list[dict], path: Path) -> None:
+def picture(rows: list[dict], path: Path) -> None:
     """Tokens per second and the prefill's share against n."""
     figure, (left, right) = new_figure(2)
     for name in dict.fromkeys(row["sampler"] for row in rows):

@@ -1,6 +1,6 @@
 """TRL's GRPOTrainer, run step by step on our policy and problems, with a clock. Needs trl==1.16.0.
 
-steps = measure(config, max_new_tokens, problems, count=8, in_between=one_of_ours)
+steps = measure(config, max_new_tokens, prompts, answers, count=8, in_between=one_of_ours)
 steps.total, steps.generate             # seconds of each step
 steps.rollouts, steps.gradient          # of the first one
 """
@@ -14,18 +14,17 @@ import transformers
 import trl
 from datasets import Dataset
 from torch.nn.utils import parameters_to_vector
-from transformers import LlamaForCausalLM, TrainerCallback
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, TrainerCallback
 
 from rewards import score
 from support.settings import Config
-from support.tasks import Problem
 from support.tiny import TINY_POLICY
 
 VERSION = trl.__version__
 
 
-class TimedPolicy(LlamaForCausalLM):
-    """The tiny policy, with the seconds of each `generate` kept."""
+class Timed:
+    """A model's class with this one before it keeps the seconds of each `generate`."""
 
     def __init__(self, config) -> None:
         super().__init__(config)
@@ -49,7 +48,7 @@ class Steps(TrainerCallback):
         gradient: the first step's, as one vector.
     """
 
-    def __init__(self, model: TimedPolicy, in_between: Callable[[], object]) -> None:
+    def __init__(self, model: Timed, in_between: Callable[[], object]) -> None:
         self.generate, self.in_between = model.seconds, in_between
         self.total, self.rollouts, self.gradient = [], None, None
 
@@ -78,7 +77,8 @@ class Steps(TrainerCallback):
 def measure(
     config: Config,
     max_new_tokens: int,
-    problems: Sequence[Problem],
+    prompts: Sequence[str],
+    answers: Sequence[str],
     count: int,
     in_between: Callable[[], object],
 ) -> Steps:
@@ -86,11 +86,14 @@ def measure(
 
     Args:
         config: of train.py's step; n = m.
-        problems: P for each step, in order.
+        prompts, answers: P for each step, in order; the prompts rendered, as the model reads them.
         in_between: called after each step, off the clock.
     """
-    model = TimedPolicy.from_pretrained(TINY_POLICY, dtype=torch.float32)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(TINY_POLICY)
+    path = TINY_POLICY if config.model == Config.model else config.model
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(transformers.AutoConfig.from_pretrained(path))]
+    model = type("Policy", (Timed, kind), {}).from_pretrained(path, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    problems = [{"prompt": p, "answer": a} for p, a in zip(prompts, answers, strict=True)]
     steps = Steps(model, in_between)
     rows = micro_batch(config)
     with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +123,7 @@ def measure(
             model=model,
             reward_funcs=steps.reward,
             args=settings,
-            train_dataset=Dataset.from_list([vars(problem) for problem in problems]),
+            train_dataset=Dataset.from_list(problems),
             processing_class=tokenizer,
             callbacks=[steps],
         )

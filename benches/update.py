@@ -10,10 +10,7 @@ Legend: P prompts, m rollouts of each, L prompt and T completion tokens, V vocab
 
 import argparse
 import math
-import re
-import resource
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import train
-from benches.measure import in_processes, interleaved, new_figure, ratio, table
+from benches.measure import in_processes, interleaved, new_figure, peak_bytes, ratio, table
+from benches.prompts import prompt_rows
 from rollouts import Rollouts
 from support.learner import Learner
 from support.models import load_model
@@ -40,14 +38,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--m", type=int, nargs="+", default=[4, 8, 16, 32, 64], help="rollouts kept"
     )
     parser.add_argument("--vocabulary", type=int, default=151_936, help="V of the third table")
+    parser.add_argument(
+        "--models", nargs="+", default=[Config.model], help="of the last tables, one for each"
+    )
+    parser.add_argument("--completion", type=int, default=22, help="T of the last tables")
 
 
 def update(arguments: argparse.Namespace) -> dict:
     """Time and memory of train.py's update against m: why GRPO-GA is slow, and why it exists.
 
-    Three tables: all kept rollouts in one micro-batch (time and memory grow with m: what PODS
-    saves), micro-batches of a fixed size (memory stays, time grows: GRPO-GA), and the vocabulary of
-    Qwen2.5 on a narrow model, where logits are all that matters (no float32 [m, T, V] is made).
+    Tables: all kept rollouts in one micro-batch (time and memory grow with m: what PODS saves),
+    micro-batches of a fixed size (memory stays, time grows: GRPO-GA), the vocabulary of Qwen2.5 on
+    a narrow model, where logits are all that matters (no float32 [m, T, V] is made), and prompts of
+    several lengths, each read once for all its rollouts, and with every rollout (see prompts.py).
     """
     P, sizes = arguments.prompts, sorted(arguments.m)
     views = {
@@ -72,7 +75,12 @@ def update(arguments: argparse.Namespace) -> dict:
     result["large vocabulary"] = vocabulary_rows(sizes, arguments.vocabulary)
     print(table(f"one prompt, V={arguments.vocabulary:,}", result["large vocabulary"]))
     draw(result, arguments.out / "update.png")
-    return {"tables": result}
+    prompts = {}
+    for model in arguments.models:
+        prompts[model] = prompt_rows(model, P, sizes, arguments.completion, arguments.rounds)
+        title = f"{model}: {P} prompts of L tokens, completions of {arguments.completion}"
+        print(table(title, prompts[model]))
+    return {"tables": result, "prompts": prompts}
 
 
 @dataclass(frozen=True)
@@ -161,17 +169,6 @@ def memory_in_new_process(case: UpdateCase) -> tuple[int, int]:
     """`update_memory`, from a process that has no peak to hide behind."""
     (result,) = in_processes(1, update_memory, [case])
     return result
-
-
-def peak_bytes() -> int:
-    """The most memory ever held: by torch's allocator on a GPU, else by this process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    status = Path("/proc/self/status")
-    if status.exists():  # Linux's getrusage would count what the parent process held, too
-        return 1024 * int(re.search(r"VmHWM:\s*(\d+)", status.read_text()).group(1))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak  # bytes on macOS, else KiB
 
 
 def vocabulary_rows(sizes: list[int], vocabulary: int) -> list[dict]:

@@ -95,7 +95,10 @@ LITTLE = ["--", "--eval-problems", "8", "--prompts-per-step", "1"]  # flags of t
 COMMANDS = {
     "select": ["--rounds", "1", "--sizes", "1x16", "1x32", "4x32", "2x16", "--patience", "0.5"],
     "sampler": ["--rounds", "1", "--prompts", "2", "--n", "2", "4", "--max-new-tokens", "8"],
-    "update": ["--rounds", "1", "--prompts", "1", "--m", "2", "4", "--vocabulary", "500"],
+    "update": [
+        *("--rounds", "1", "--prompts", "1", "--m", "2", "4", "--vocabulary", "500"),
+        *("--completion", "3"),
+    ],
     "race": [
         *("--minutes", "0.005", "--every", "0.15", "--seeds", "2", "--jobs", "1"),
         *("--grid", "1e-4", "3e-4", "--tuned", "grpo", "pods", "--arms", "grpo", "pods", "random"),
@@ -119,8 +122,8 @@ KEYS = {
     "race_difficulty": {"config", "seconds", "starts"},
     "select": {"rows"},
     "sampler": {"model", "prompts", "rows"},
-    "update": {"tables"},
-    "peers": {"trl", "cosine", "rows"},
+    "update": {"tables", "prompts"},
+    "peers": {"trl", "model", "cosine", "rows"},
 }
 
 

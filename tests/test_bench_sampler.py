@@ -38,7 +38,8 @@ class Fixed:
 
 
 def test_a_row_compares_token_by_token():
-    rows = sampler_rows({"generate": Fixed(), "torch": Fixed()}, [[1], [2]], 4, 6, rounds=3)
+    rows = sampler_rows({"generate": Fixed(), "torch": Fixed()}, [[1], [2]], 4, 6, 3, vocabulary=50)
     assert [row["sampler"] for row in rows] == ["generate", "torch"]
     assert [row["tokens"] for row in rows] == [24, 24]  # 2 prompts, 4 rollouts, 3 tokens
+    assert rows[0]["draw share"] is None and rows[1]["draw share"][0] > 0
     assert rows[0]["speed / generate"] == [1.0, 1.0, 1.0] and rows[1]["tokens/s"] > 0

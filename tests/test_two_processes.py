@@ -86,7 +86,8 @@ def test_gradients_of_two_processes_are_those_of_one_with_all_prompts(both):
         # The loss is nearly 0 by construction, so it has no scale of its own.
         assert abs(one.pop("loss") - expected.pop("loss")) < 1e-6, case
         scale = flat(expected).norm()
-        assert (flat(one) - flat(expected)).norm() <= 1e-6 * scale, case
+        # Where weights are spread every prompt is read once; alone, one of a single row is not.
+        assert (flat(one) - flat(expected)).norm() <= 1e-5 * scale, case
 
 
 def test_updates_of_two_processes_are_those_of_one_with_all_prompts(both):
