@@ -67,7 +67,7 @@ def peers(arguments: argparse.Namespace) -> dict:
     def one_of_ours() -> None:
         """Our step, after each of TRL's."""
         row, _ = train.train_step(run, len(ours) + 1)
-        ours.append(row["seconds"])
+        ours.append(row)
 
     theirs = trl_steps.measure(config, run.max_new_tokens, prompts, answers, steps, one_of_ours)
     gradient = our_gradient(config, run.max_new_tokens, theirs.rollouts)
@@ -75,8 +75,8 @@ def peers(arguments: argparse.Namespace) -> dict:
     cosine = torch.cosine_similarity(gradient.double(), theirs.gradient.double(), dim=0).item()
     # The first step of each warms up.
     times = {
-        "train.py total": [sum(seconds.values()) for seconds in ours[1:]],
-        "train.py generate": [seconds["generate"] for seconds in ours[1:]],
+        "train.py total": [sum(row["seconds"].values()) for row in ours[1:]],
+        "train.py generate": [row["seconds"]["generate"] for row in ours[1:]],
         "TRL total": theirs.total[1:],
         "TRL generate": theirs.generate[1:],
     }
@@ -85,11 +85,18 @@ def peers(arguments: argparse.Namespace) -> dict:
     sizes = f"P={P}, n = m = {n}, prompts of {min(lengths)} to {max(lengths)} tokens"
     print(table(f"one step of {config.model}, {sizes}, micro-batch {micro_batch}", rows))
     print(f"cosine of the two gradients on the same rollouts: {cosine:.6f}")
-    return {"trl": trl_steps.VERSION, "model": config.model, "cosine": cosine, "rows": rows}
+    idle = sum(row["groups_without_signal"] for row in ours[1:])
+    print(f"groups without signal, not computed by train.py: {idle} of {P * arguments.rounds}")
+    result = {"trl": trl_steps.VERSION, "model": config.model, "cosine": cosine, "rows": rows}
+    return result | {"groups_without_signal": idle}
 
 
 def our_gradient(config: Config, max_new_tokens: int, rollouts: dict) -> torch.Tensor:
-    """Our gradient, as one vector, on TRL's first rollouts, from the same weights."""
+    """Our gradient, as one vector, on TRL's first rollouts, from the same weights.
+
+    Raises:
+        InputError: those rollouts have none, because in each group all are equally good.
+    """
     model, tokenizer = load_model(config.model)
     prompts = [tokenizer(text)["input_ids"] for text in rollouts["prompts"][:: config.n]]
     ids = rollouts["ids"]
@@ -97,7 +104,9 @@ def our_gradient(config: Config, max_new_tokens: int, rollouts: dict) -> torch.T
     kept = pack(prompts, ids, zeros, eos_token_ids(model, tokenizer), tokenizer, model.device)
     rewards = torch.tensor(rollouts["rewards"], dtype=torch.float64).view(-1, config.n)  # [P, n]
     learner = Learner(model, config, Processes())
-    train.update(learner, kept, group_advantages(rewards), max_new_tokens)
+    stats = train.update(learner, kept, group_advantages(rewards), max_new_tokens)
+    if stats["skipped"]:
+        raise InputError("the first step's rewards are equal: there is no gradient to compare")
     return parameters_to_vector(p.grad for p in model.parameters())
 
 

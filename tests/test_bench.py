@@ -123,7 +123,7 @@ KEYS = {
     "select": {"rows"},
     "sampler": {"model", "prompts", "rows"},
     "update": {"tables", "prompts"},
-    "peers": {"trl", "model", "cosine", "rows"},
+    "peers": {"trl", "model", "cosine", "rows", "groups_without_signal"},
 }
 
 
