@@ -126,13 +126,13 @@ def evaluated(task: str) -> dict:
 
 
 def sends(rank: int) -> dict[str, list[int]]:
-    """How often gradients are sent in an update of 1 and of 10 micro-batches."""
+    """How often gradients are sent in an update of 1, of 2 and of 10 micro-batches."""
     counts = {}
     for kind in ("DDP", "--shard"):
         learner, rollouts = learner_and_rollouts(Config(n=5, m=5, **KINDS[kind]))
         kept, counts[kind] = part(rollouts, slice(2 * rank, 2 * rank + 2)), []
         advantages = torch.tensor([[1.0, -1.0, 0.5, -0.5, 0.1]] * 2)
-        for micro_batch in (64, 64, 1):  # after a first update DDP makes other buckets
+        for micro_batch in (64, 5, 1):  # after a first update DDP makes other buckets
             learner.config = dataclasses.replace(learner.config, micro_batch=micro_batch)
             with profile(activities=[ProfilerActivity.CPU]) as profiler:
                 train.update(learner, kept, advantages, T)
