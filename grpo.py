@@ -4,11 +4,9 @@
     log_probs = token_log_probs(model, ids, attention, T, temperature)  # [B, T]
     loss = grpo_loss(log_probs, log_probs.detach(), advantages.flatten(), mask)
     loss.backward()
-    policy = Policy(model)    # the same log-probs as a module, for engines that wrap modules
 
 GRPO (Shao et al., arXiv 2402.03300) needs no critic: a rollout's advantage is its reward compared
 with the other rollouts of its prompt. PODS changes one thing: "the other rollouts" are the kept m.
-Everything here is a function of tensors, so it can be tested against a loop over tokens, and is.
 
 Legend: P prompts, m kept, B = P*m sequences (or the micro-batch's share of them), T completion
 tokens, V vocabulary. Signs: a positive advantage makes a rollout's tokens likelier; the loss is
@@ -17,6 +15,7 @@ minimised. Left out: a critic, per-token rewards, entropy bonuses.
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
 LOSS_TYPES = ("grpo", "dapo", "dr_grpo")
@@ -34,8 +33,7 @@ def group_advantages(rewards: torch.Tensor, scale: bool = True, eps: float = 1e-
             False is Dr. GRPO's choice (arXiv 2503.20783).
         eps: added to the standard deviation.
 
-    Returns:
-        float32 [..., m]; exactly 0 in a group whose rewards are all equal (or that has one member).
+    Returns float32 [..., m]; exactly 0 in a group whose rewards are all equal (or of one member).
     """
     is_array = hasattr(rewards, "dtype")
     rewards = torch.as_tensor(rewards, dtype=None if is_array else torch.float64).double()
@@ -50,15 +48,6 @@ def group_advantages(rewards: torch.Tensor, scale: bool = True, eps: float = 1e-
 def has_signal(rewards: torch.Tensor) -> torch.Tensor:
     """Whether a group's rewards [..., m] differ at all, bool [...]: without that, no gradient."""
     return rewards.amax(-1) > rewards.amin(-1)
-
-
-def positions(attention_mask: torch.Tensor) -> torch.Tensor:
-    """Position of each token [B, L], counted from the first real token of its row.
-
-    Left-padded rows must say this explicitly: models with learned positions (GPT-2) otherwise
-    number the padding too and compute other log-probs than for the same text without padding.
-    """
-    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def check_output_layer(model: nn.Module) -> None:
@@ -82,35 +71,116 @@ def token_log_probs(
     rollouts were drawn from. Scoring at temperature 1 what was sampled at 0.9 trains another policy
     than the one that acts.
 
-    The vocabulary is large and T is long, so the float32 logits of all tokens are never held: the
-    output layer is applied to as many hidden states at a time as make `LOGITS_PER_CHUNK` logits,
-    and again in the backward pass. Everything before the output layer is stored as usual.
-
     Args:
-        model: a transformers causal language model, or a PEFT model around one (its adapter is
-            inside the layers of the decoder, so going past the wrapper keeps it).
-        input_ids, attention_mask: [B, L], prompt left-padded, completion right-padded to T.
+        model: a transformers causal language model (see `check_output_layer`), or a PEFT model
+            around one (its adapter is in the decoder's layers: going past the wrapper keeps it).
+        input_ids, attention_mask: [B, L+T], prompt left-padded, completion right-padded.
         completion_length: T, counted from the end.
         temperature: the sampling temperature, above 0.
 
-    Returns:
-        float32 [B, T], with gradients where enabled. Values at padded positions mean nothing.
-
-    Raises:
-        ValueError: the model changes its logits after the output layer (`check_output_layer`).
+    Returns float32 [B, T], with gradients where enabled. Values at padded positions mean nothing.
     """
     if completion_length == 0:
         return torch.zeros(len(input_ids), 0, device=input_ids.device)
     check_output_layer(model)
-    # The logit at position t scores token t + 1: the classic off-by-one.
-    hidden = model.get_decoder()(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        position_ids=positions(attention_mask),
-        use_cache=False,
-    ).last_hidden_state[:, -completion_length - 1 : -1]  # [B, T, hidden]
+    inputs = model, input_ids, attention_mask, completion_length
+    groups = distinct_prompts(*inputs)
+    hidden = whole_rows(*inputs) if groups is None else shared_prompts(*inputs, *groups)
     targets = input_ids[:, -completion_length:]  # [B, T]
-    output_layer = model.get_output_embeddings()
+    return score(model.get_output_embeddings(), hidden, targets, temperature)
+
+
+def positions(attention_mask: torch.Tensor) -> torch.Tensor:
+    """Position of each token [B, L], counted from the first real token of its row.
+
+    Left-padded rows must say this explicitly: models with learned positions (GPT-2) otherwise
+    number the padding too and compute other log-probs than for the same text without padding.
+    """
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def read(model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, **cache):
+    """The decoder's output for tokens [B, t], the last of those that the mask [B, L] covers."""
+    position_ids = positions(attention_mask)[:, -input_ids.shape[1] :]
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+    return model.get_decoder()(**inputs, position_ids=position_ids, **cache)
+
+
+def whole_rows(
+    model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, T: int
+) -> torch.Tensor:
+    """The hidden states [B, T, hidden] that predict the last T tokens, each row read whole."""
+    # The state at position t predicts token t + 1: the classic off-by-one. The last predicts none.
+    output = read(model, input_ids[:, :-1], attention_mask[:, :-1], use_cache=False)
+    return output.last_hidden_state[:, -T:]
+
+
+def shared_prompts(
+    model: nn.Module,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    T: int,
+    prompts: torch.Tensor,
+    row: torch.Tensor,
+) -> torch.Tensor:
+    """`whole_rows` in Q*L + B*T tokens, not B*(L+T): each of the Q `distinct_prompts` is read once.
+
+    A prompt's hidden states do not depend on what follows, so its rollouts attend to copies of the
+    keys and values of *one* pass; gradients of copies add up. It must be as if rows were whole:
+    positions go on from the prompt's real length, not its padded one; the mask hides its padding
+    from the completion too; the first completion token is predicted by the prompt's last state; and
+    the last token, EOS or not, is predicted like any other although nobody reads it.
+    """
+    L = prompts.shape[1]
+    prompt = read(model, prompts.clamp(min=0), prompts >= 0, use_cache=True)
+    cache = prompt.past_key_values
+    cache.batch_select_indices(row)  # each layer's keys [Q, heads, L, width] -> [B, ...]
+    end = L + max(T - 1, 1)  # two passes even for one token: FSDP's other processes make two
+    mask = attention_mask[:, :end]
+    completion = read(model, input_ids[:, L:end], mask, past_key_values=cache, use_cache=True)
+    first, others = prompt.last_hidden_state[row, -1:], completion.last_hidden_state[:, : T - 1]
+    return torch.cat([first, others], dim=1)  # [B, T, hidden]
+
+
+def distinct_prompts(
+    model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, T: int
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The distinct prompts [Q, L], padding -1, and each row's number [B]; None for whole rows."""
+    length = input_ids.shape[1]
+    # FSDP's processes gather a layer together, so all make as many passes, whatever their rows are.
+    sharded = any(isinstance(module, FSDPModule) for module in model.modules())
+    if sharded:
+        length = getattr(model.config.get_text_config(), "max_position_embeddings", length)
+    if input_ids.shape[1] == T or not keeps_prompts(model, length):
+        return None
+    marked = input_ids.masked_fill(attention_mask == 0, -1)[:, :-T]  # [B, L]
+    prompts, row = torch.unique(marked, dim=0, return_inverse=True)
+    return (prompts, row) if sharded or len(prompts) < len(row) else None
+
+
+def keeps_prompts(model: nn.Module, length: int) -> bool:
+    """Whether keys and values are all that a row of `length` tokens needs of its prompt."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or [])
+    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    return hasattr(config, "use_cache") and not (
+        # Computed again in the backward pass, a layer would add its keys a second time.
+        (model.training and model.is_gradient_checkpointing)
+        or model._is_stateful  # recurrent layers
+        or kinds - {"full_attention", "sliding_attention", "chunked_attention"}
+        or any(window is not None and window < length for window in windows)
+    )
+
+
+def score(
+    output_layer: nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
+) -> torch.Tensor:
+    """Log-probs float32 [B, T] of the targets [B, T], each predicted by hidden [B, T, hidden].
+
+    The vocabulary is large and T is long, so the float32 logits of all tokens are never held: the
+    output layer is applied to as many hidden states at a time as make `LOGITS_PER_CHUNK` logits,
+    and again in the backward pass. Everything before the output layer is stored as usual.
+    """
 
     def chunk_log_probs(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         # float32 before the softmax: in bfloat16, rounding alone moves a probability ratio by 7%.
@@ -132,33 +202,22 @@ def token_log_probs(
 class Policy(nn.Module):
     """`token_log_probs` as a module's forward pass, `model` being its one submodule.
 
-    DDP, FSDP and DeepSpeed work through hooks on the forward pass of the module they wrap. A call
-    of `token_log_probs(model, ...)` goes past the model's own forward pass, so they must wrap this.
-
-    Args:
-        model: as for `token_log_probs`.
-        dtype: torch.bfloat16 computes in bfloat16 whatever the weights are in. It is decided in
-            here because DeepSpeed switches off an autocast that it finds around it.
+    DDP and FSDP work through hooks on the forward pass of the module they wrap. A call of
+    `token_log_probs(model, ...)` goes past the model's own forward pass, so they must wrap this.
+    With dtype torch.bfloat16 it computes in bfloat16 whatever the weights are in.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.model, self.dtype = model, dtype
-        self._no_split_modules = getattr(model, "_no_split_modules", None)  # FSDP's units
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        completion_length: int,
-        temperature: float = 1.0,
-    ) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         """Float32 [B, T], as `token_log_probs`."""
-        in_bfloat16 = self.dtype == torch.bfloat16
-        with torch.autocast(input_ids.device.type, torch.bfloat16, enabled=in_bfloat16):
-            log_probs = token_log_probs(
-                self.model, input_ids, attention_mask, completion_length, temperature
-            )
+        device, bfloat16 = input_ids.device.type, self.dtype == torch.bfloat16
+        # One bfloat16 copy of each weight for both passes; checkpointed layers make, and drop, own.
+        once = not self.model.is_gradient_checkpointing
+        with torch.autocast(device, torch.bfloat16, enabled=bfloat16, cache_enabled=once):
+            log_probs = token_log_probs(self.model, input_ids, *args, **kwargs)
         return log_probs.clone()  # not a view, on which FSDP's hooks could be lost
 
 
@@ -214,7 +273,7 @@ def grpo_loss(
         old_log_probs: [B, T] without gradients, from before the batch's first optimiser step. If
             that step is the only one, `log_probs.detach()`.
         advantages: [B].
-        mask: [B, T], true on completion tokens, EOS included.
+        mask: [B, T], true on completion tokens, EOS included. A row without any contributes 0.
         loss_type: one of `LOSS_TYPES`.
         normalizer: `loss_normalizer` of the whole update, when this call is one micro-batch of it;
             the micro-batch losses then *add up* to the loss of the update, whatever their size.
@@ -225,9 +284,6 @@ def grpo_loss(
         ref_log_probs: [B, T] without gradients, at the same temperature; required if beta > 0.
         importance: [B, T] without gradients, from `importance_weights`: each token's surrogate is
             multiplied by it, the KL is not. None when the sampler's policy is the trainer's.
-
-    Returns:
-        The loss, a scalar. Completions without tokens contribute 0.
     """
     mask = mask.bool()
     if normalizer is None:
@@ -259,23 +315,20 @@ def importance_weights(
 ) -> torch.Tensor:
     """min(exp(old - sampler), cap): how much likelier the trainer finds a token than the sampler.
 
-    An inference engine computes the same policy with other kernels, perhaps in another precision,
-    so what it samples comes from a slightly different policy than the one being trained, and GRPO,
-    made for on-policy data, is quietly off-policy. Weighting every token's loss by the ratio of the
-    two probabilities removes that bias; the cap bounds what one token can do, at the price of a
-    little bias again. ("Your Efficient RL Framework Secretly Brings You Off-Policy RL Training",
-    Yao et al., 2025, which calls this token-level truncated importance sampling and takes a cap of
-    2; TRL's `vllm_importance_sampling_correction`.) This ratio is about two programs, the ratio
-    inside `grpo_loss` about two optimiser steps: the policy before the first one is in both.
+    An inference engine computes the policy with other kernels, perhaps in another precision, so it
+    samples from a slightly different policy than is trained, and GRPO is quietly off-policy.
+    Weighting every token's loss by the ratio of the two probabilities removes that bias; the cap
+    bounds what one token can do, at the price of a little bias. ("Your Efficient RL Framework
+    Secretly Brings You Off-Policy RL Training", Yao et al., 2025.) This ratio is about two
+    programs, that of `grpo_loss` about two optimiser steps: the policy before the first is in both.
 
     Args:
-        old_log_probs: [B, T], the trainer's, from before the batch's first optimiser step.
-        sampler_log_probs: [B, T], what the sampler reported, at the same temperature.
+        old_log_probs, sampler_log_probs: [B, T], the trainer's from before the batch's first
+            optimiser step, and what the sampler reported, at the same temperature.
         mask: [B, T], true on completion tokens.
         cap: the largest weight, at least 1.
 
-    Returns:
-        [B, T] without gradients; 1 at padded positions.
+    Returns [B, T] without gradients; 1 at padded positions.
     """
     # Mask before exp, as in the loss.
     difference = (old_log_probs - sampler_log_probs).detach().masked_fill(~mask.bool(), 0.0)
@@ -289,10 +342,8 @@ def k3_divergence(
 
     With d = log(reference / policy) on tokens the policy sampled, E[exp(d) - d - 1] is the
     divergence, and every single term is at least 0 (Schulman's "k3"; arXiv 2402.03300, equation 4).
-
-    Beyond d = `steepest` exp goes on as its tangent: exp(89) is no float32, and a single such token
-    would make the whole gradient NaN. A clamp would be finite too, but leave that token, the one
-    that is furthest from the reference, without any pull back.
+    Beyond d = `steepest` exp goes on as its tangent: exp(89) is no float32, and one such token
+    would make the whole gradient NaN. A clamp would leave it, far from the reference, no pull back.
     """
     difference = (ref_log_probs - log_probs).masked_fill(~mask.bool(), 0.0)  # [B, T]
     curved = difference.clamp(max=steepest)

@@ -49,7 +49,7 @@ from support.batches import MicroBatch, micro_batches
 from support.errors import InputError, explained
 from support.evaluation import draw_curves, evaluation, examples, held_out, not_finite, summary
 from support.learner import Learner
-from support.memory import dry_run
+from support.plan import dry_run
 from support.presets import machine_for
 from support.processes import RANK, Largest, StopSignal, combined, whole
 from support.rehearsal import Rehearsal

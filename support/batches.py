@@ -64,7 +64,38 @@ def micro_batches(
     idle.mask = torch.zeros_like(idle.mask)  # no token counts: loss and gradient are 0
     if config.beta == 0:
         rows = rows[advantages != 0]
-    # Rows of like length together leave less padding to compute. The longest come first, so that
-    # what does not fit the memory shows at once.
-    rows = rows[lengths[rows].argsort(descending=True, stable=True)]
-    return [cut(part) for part in rows.split(config.micro_batch) if len(part)], idle
+    m = kept.mask.shape[1]
+    parts = in_order(rows.tolist(), lengths.tolist(), m, L, config)
+    return [cut(torch.tensor(part, device=mask.device)) for part in parts], idle
+
+
+def in_order(
+    rows: list[int], lengths: list[int], m: int, L: int, config: Config
+) -> list[list[int]]:
+    """The rows in micro-batches that compute few tokens, padding included.
+
+    Rows of like length together leave less padding; rows of one prompt together read it once (see
+    `grpo.shared_prompts`). Which saves more depends on the prompts, the lengths and the size of a
+    micro-batch, so the tokens of both orders are counted. In both the longest row comes first, so
+    that what does not fit the memory shows at once.
+    """
+    longest = {}  # of each prompt's rows
+    for row in rows:
+        longest[row // m] = max(lengths[row], longest.get(row // m, 0))
+
+    def by_length(row: int) -> tuple[int, ...]:
+        return -lengths[row], row
+
+    def by_prompt(row: int) -> tuple[int, ...]:
+        return -longest[row // m], row // m, -lengths[row]
+
+    def tokens(parts: list[list[int]]) -> int:
+        prompts = sum(len({row // m for row in part}) for part in parts)
+        return L * prompts + sum(len(part) * max(lengths[row] for row in part) for part in parts)
+
+    size, found = config.micro_batch, []
+    # Checkpointed layers read every row whole.
+    for key in (by_length,) if config.gradient_checkpointing else (by_length, by_prompt):
+        order = sorted(rows, key=key)
+        found.append([order[i : i + size] for i in range(0, len(order), size)])
+    return min(found, key=tokens)

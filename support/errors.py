@@ -33,7 +33,7 @@ KNOWN = (
     (RuntimeError, "Connection closed by peer", "another process has ended ({reason})", 1),
     (
         RuntimeError,
-        "probability tensor",  # so torch calls what sampling finds then
+        "logits are not finite",  # found in sampling
         "the policy gives no probabilities any more, its weights have grown out of bounds: start a "
         "new run with a lower --lr (or --weight-decay, --beta)",
         2,

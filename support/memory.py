@@ -1,17 +1,17 @@
-"""What a run will do and the memory it will need, before it is begun.
+"""The memory that a run needs, counted before it is begun.
 
-    config = Config(**PRESETS["gsm8k-qwen2.5-3b-l40s"])      # the paper's first setting
-    print(dry_run(config))                                   # what it would do and need, here
-    print(dry_run(config, MACHINES["gsm8k-qwen2.5-3b-l40s"]))    # and on the paper's machine
+    shape = architecture("Qwen/Qwen2.5-3B-Instruct")         # known here, or from a config.json
+    update_bytes(shape, config)(16)                          # of a micro-batch of 16 sequences
+    standing_bytes(*parameter_counts(shape, config), config)     # weights, gradients, moments
 
 Memory is what an update is dear in, and why PODS trains on m of n rollouts. It is counted, not
-guessed: `token_log_probs` runs forward and backward on tensors that have sizes and no content
+guessed: a micro-batch runs forward and backward on tensors that have sizes and no content
 (PyTorch's FakeTensorMode), and whatever it allocates is added up for as long as it lives. That
 finds activations, what checkpointing computes again, logits, and bfloat16 copies of weights alike;
 it takes seconds, no weights and no network.
 
-Left out: time, which sizes do not tell. vLLM's own buffers, and its settings on a CPU. What ZeRO
-and FSDP gather for a moment. The forward pass of the KL's reference.
+Left out: vLLM's own buffers, and its settings on a CPU. What FSDP gathers for a moment. The forward
+pass of the KL's reference.
 
 Legend: P prompts a process and step, n rollouts a prompt, m kept, S tokens of a sequence, of which
 T are the completion's, N processes.
@@ -19,7 +19,6 @@ T are the completion's, N processes.
 
 import copy
 import json
-import math
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -32,10 +31,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from grpo import token_log_probs
+from grpo import keeps_prompts, score, shared_prompts, whole_rows
 from support.adapters import add_lora
 from support.errors import InputError
-from support.presets import LLAMA_3B, QWEN_3B, QWEN_7B, Machine, this_machine
+from support.presets import LLAMA_3B, QWEN_3B, QWEN_7B
 from support.settings import Config
 
 # ---- the model, without weights ------------------------------------------------------------------
@@ -145,6 +144,11 @@ class Allocations(TorchDispatchMode):
                 self._add(tensor.untyped_storage())
         return result
 
+    def restart(self) -> int:
+        """The peak since the last restart."""
+        peak, self.peak = self.peak, self.now
+        return peak
+
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
         if key in self.alive:
@@ -160,17 +164,19 @@ class Allocations(TorchDispatchMode):
 
 
 def micro_batch_bytes(
-    model: nn.Module, sequences: int, S: int, T: int, bfloat16: bool
-) -> tuple[int, int]:
+    model: nn.Module, prompts: int, sequences: int, S: int, T: int, bfloat16: bool
+) -> tuple[int, list[int]]:
     """What a micro-batch allocates besides weights and gradients, which are there already.
 
     Args:
         model: from `fake_model`, or a real one; only its gradients are changed, to None.
-        sequences, S, T: all sequences have S tokens, T of them the completion's.
+        prompts, sequences, S, T: how many sequences there are and how many distinct prompts they
+            have; all have S tokens, T of them the completion's.
         bfloat16: compute in it, as train.py does with `--dtype bfloat16`.
 
     Returns:
-        Bytes kept between the forward and the backward pass, and bytes at the peak of both.
+        Bytes kept between the forward and the backward pass; and the peaks of three phases, the
+        layers' forward pass, the logits', the backward pass.
     """
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     with getattr(trained[0], "fake_mode", nullcontext()):
@@ -178,42 +184,63 @@ def micro_batch_bytes(
         # Padded, as most micro-batches are: attention without a mask takes less memory.
         attention_mask = torch.ones(sequences, S, dtype=torch.long)
         attention_mask[:, 0] = 0
+
+        def hidden_states() -> torch.Tensor:
+            if not keeps_prompts(model, S):
+                return whole_rows(model, input_ids, attention_mask, T)
+            # `token_log_probs` would find these in the ids, which have no content here.
+            distinct = torch.zeros(prompts, S - T, dtype=torch.long)
+            distinct[:, 0] = -1
+            row = torch.arange(sequences) % prompts
+            return shared_prompts(model, input_ids, attention_mask, T, distinct, row)
+
         for weight in trained:
             weight.grad = torch.zeros_like(weight)
         known = [*model.parameters(), *model.buffers(), *(weight.grad for weight in trained)]
+        peaks = []
         with Allocations([*known, input_ids, attention_mask]) as allocations:
-            with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-                log_probs = token_log_probs(model, input_ids, attention_mask, T)
+            # As `grpo.Policy` computes.
+            once = not model.is_gradient_checkpointing
+            with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16, cache_enabled=once):
+                hidden = hidden_states()  # [b, T, hidden]
+                peaks.append(allocations.restart())
+                log_probs = score(model.get_output_embeddings(), hidden, input_ids[:, -T:], 1.0)
+            peaks.append(allocations.restart())
+            del hidden
             kept = allocations.now
             log_probs.sum().backward()
+            peaks.append(allocations.restart())
     model.zero_grad()
-    return kept, allocations.peak
+    return kept, peaks
 
 
 def update_bytes(shape: PreTrainedConfig, config: Config) -> Callable[[int], int]:
     """A function: sequences of a micro-batch -> bytes it allocates besides weights and gradients.
 
-    All layers keep the same, and the peak is one layer's or the logits', on top of what all layers
-    keep: so one and two layers are counted, and the others added. Powers of two up to 32 sequences
-    are counted; straight lines go between them, where they cannot be too low, and beyond.
+    Each phase's peak grows by the same bytes with every layer: two and three layers are counted,
+    and the others added. (One layer is the first and the last at once, unlike any other.) Powers of
+    two up to 32 sequences are counted; straight lines go between them, where they cannot be too
+    low, and beyond. A micro-batch is taken to have as many of the step's prompts as it can.
     """
-    models = [fake_model(shape, config, layers) for layers in (1, 2)]
-    more = shape.get_text_config().num_hidden_layers - 2
+    models = [fake_model(shape, config, layers) for layers in (2, 3)]
+    more = shape.get_text_config().num_hidden_layers - 3
     S, T = longest(shape, config)
+    P, bfloat16 = config.prompts_per_step, config.dtype == "bfloat16"
 
     @lru_cache
-    def counted(sequences: int) -> int:
-        bfloat16 = config.dtype == "bfloat16"
-        counts = [micro_batch_bytes(model, sequences, S, T, bfloat16) for model in models]
-        (one, _), (two, peak) = counts
-        return peak + more * (two - one)
+    def counted(prompts: int, sequences: int) -> int:
+        sizes = prompts, sequences, S, T, bfloat16
+        (_, two), (_, three) = [micro_batch_bytes(model, *sizes) for model in models]
+        return max(b + more * (b - a) for a, b in zip(two, three))
 
     def needed(sequences: int) -> int:
         power = min(32, 1 << (sequences - 1).bit_length())  # the next one
+        # One line as long as every sequence may bring its own prompt, another from there on.
+        high = counted(P if sequences > P else power, power)
         if sequences == power:
-            return counted(power)
-        slope = (counted(power) - counted(power // 2)) / (power // 2)
-        return counted(power) + round(slope * (sequences - power))
+            return high
+        low = counted(P if sequences > P else power // 2, power // 2)
+        return high + round((high - low) / (power // 2) * (sequences - power))
 
     return needed
 
@@ -245,12 +272,6 @@ def parameter_counts(shape: PreTrainedConfig, config: Config) -> tuple[int, int]
 
 
 WEIGHTS, GRADIENTS, MOMENTS, REFERENCE = "weights", "gradients", "AdamW's moments", "KL's reference"
-# What each kind of data parallelism divides among the processes. DDP, the plain kind: nothing.
-DIVIDED = {
-    "DDP": (),
-    "ZeRO-2": (GRADIENTS, MOMENTS),
-    "FSDP": (GRADIENTS, MOMENTS, WEIGHTS),
-}
 
 
 def standing_bytes(count: int, trained: int, config: Config) -> dict[str, int]:
@@ -277,109 +298,10 @@ def generation_bytes(
     rollouts, (S, _) = config.prompts_per_step * config.n, longest(shape, config)
     in_torch, in_vllm = (S * bytes_ for bytes_ in cache_bytes(shape, config))  # for one rollout
     if config.sampler == "torch":
-        # Logits, log-probs, and probabilities twice: by prefix, and a row for each rollout.
-        logits = 4 * 4 * rollouts * shape.get_text_config().vocab_size
+        # Logits and probabilities; their sums in float64, by prefix and a row for each rollout.
+        logits = (4 + 4 + 8 + 8) * rollouts * shape.get_text_config().vocab_size
         return {f"cache of {rollouts} rollouts": rollouts * in_torch, "logits": logits}
     weights = width(config) * count
     cache = max(0, round(config.gpu_memory_utilization * memory) - weights)
     at_once = min(rollouts, cache // in_vllm)  # the others wait
     return {"vLLM weights": weights, f"vLLM cache: {at_once}/{rollouts} rollouts": cache}
-
-
-# ---- the report ----------------------------------------------------------------------------------
-
-USABLE = 0.95  # the rest is CUDA's, a sleeping vLLM's, and lost between the allocator's blocks
-
-
-def dry_run(config: Config, machine: Machine | None = None) -> str:
-    """What a run will do, and the memory it will need, as text. Needs no weights and no network.
-
-    An estimate: exact in what it counts, but with a CPU's kernels, every sequence as long as it may
-    be, and gradients there from the start, as they are from the second micro-batch on.
-
-    Args:
-        config: the settings of the run.
-        machine: where it is to run; default: here, in one process.
-
-    Raises:
-        InputError: nothing is known about the model, see `architecture`.
-    """
-    machine = machine or this_machine()
-    shape = architecture(config.model)
-    N, P, n = machine.processes, config.prompts_per_step, config.n
-    (S, _), (count, trained) = longest(shape, config), parameter_counts(shape, config)
-    usable, kept = USABLE * machine.memory, P * config.m
-    batch = min(kept, config.micro_batch)
-    # Lists have a number for each kind of data parallelism; one process knows only one.
-    kinds = list(DIVIDED) if N > 1 else ["DDP"]
-    # FSDP's gradients are whole until they are sent, which train.py does with the last micro-batch.
-    undivided = {("FSDP", GRADIENTS)} if kept > batch else set()
-    parts = {
-        part: [
-            size // N if part in DIVIDED[kind] and (kind, part) not in undivided else size
-            for kind in kinds
-        ]
-        for part, size in standing_bytes(count, trained, config).items()
-    }
-    if N > 1:
-        parts["ZeRO's own weights"] = [0, 4 * trained // N, 0]  # its share, to step from
-        if config.sampler == "torch":  # parts of weights cannot be sampled from
-            parts["FSDP's sampler"] = [0, 0, parts[WEIGHTS][0]]
-    standing = [sum(column) for column in zip(*parts.values())]
-    generation = generation_bytes(shape, config, count, machine.memory)
-    allocated = update_bytes(shape, config)
-
-    def updating(sequences: int) -> list[int]:
-        """All that is there in an update with micro-batches of this size."""
-        return [there + allocated(sequences) for there in standing]
-
-    unit, name = (1e9, "GB") if standing[0] > 1e9 else (1e6, "MB")
-
-    def line(label: str, numbers: list[int], verdict: bool = False) -> str:
-        cells = [f"{number / unit:,.1f} {name}" for number in numbers]
-        if verdict:
-            fits = ["fits" if number <= usable else "out of memory" for number in numbers]
-            cells = [f"{cell} {fit}" for cell, fit in zip(cells, fits)]
-        return f"  {label:28} " + "".join(f"{cell:23}" for cell in cells).rstrip()
-
-    text = [
-        f"plan for {N} x {machine.name} ({machine.memory / 1e9:.1f} GB each, {usable / 1e9:.1f} to "
-        "be counted on)",
-        f"  {count:,} parameters, {trained:,} trained",
-        f"  a step: {N * P} prompt(s), {N * P * n} rollouts of at most {S} tokens with their "
-        f"prompt, {N * kept} kept",
-        f"  a process: {math.ceil(kept / batch)} micro-batch(es) of {batch} sequences, "
-        f"{config.epochs} optimiser step(s)",
-        "memory of a process",
-        *([" " * 31 + "".join(f"{kind:23}" for kind in kinds).rstrip()] if N > 1 else []),
-        *(line(part, column) for part, column in parts.items()),
-        line("always there", standing, True),
-        *(line(part, [size]) for part, size in generation.items()),
-        line("in generation", [a + sum(generation.values()) for a in standing], True),
-        line(f"micro-batch of {batch} sequences", [allocated(batch)]),
-        line("in the update", updating(batch), True),
-        "the update, if all that is kept were one micro-batch",
-    ]
-    powers = [2**i for i in range(2, 20) if 2**i < n]
-    text += [line(f"m = {m}, {P * m} sequences", updating(P * m), True) for m in [*powers, n]]
-    for i, kind in enumerate(kinds):
-        fitting = [b for b in range(1, P * n + 1) if updating(b)[i] <= usable]
-        found = conclusion(max(fitting, default=0), config, N)
-        text.append(f"{kind}: " * (N > 1) + found)
-    return "\n".join(text)
-
-
-def conclusion(largest: int, config: Config, processes: int) -> str:
-    """What it means that `largest` is the largest micro-batch with enough memory, 0 for none."""
-    n, kept = config.n, config.prompts_per_step * config.m
-    if not largest:
-        cures = [] if config.gradient_checkpointing else ["--gradient-checkpointing"]
-        cures += [] if config.lora_rank else ["--lora-rank"]
-        cures += ["FSDP or ZeRO-2 (README.md)"] if processes > 1 else []
-        return f"no micro-batch fits: try {', '.join([*cures, 'a smaller model'])}"
-    if largest == config.prompts_per_step * n:
-        return f"n = m = {n} fits in one micro-batch"
-    yours = min(kept, config.micro_batch)
-    verdict = "fits" if yours <= largest else "out of memory"
-    all_in_one = f"n = m = {n} in one: out of memory"
-    return f"--micro-batch up to {largest} fits ({yours}: {verdict}); {all_in_one}"

@@ -86,7 +86,7 @@ class Processes:
         if not shard:
             # Gradients live in DDP's own buffer: else each would be held twice.
             return DistributedDataParallel(
-                policy, gradient_as_bucket_view=True, broadcast_buffers=False
+                policy, gradient_as_bucket_view=True, forward_sync_buffers=False
             )
         mesh = init_device_mesh(self.device.type, (self.count,))
         blocks = set(policy.model._no_split_modules or ())  # names of the decoder layers' classes

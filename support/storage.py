@@ -23,6 +23,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -257,11 +258,9 @@ def new_folder(parent: Path = Path("runs")) -> Path:
     name = time.strftime("%Y%m%d-%H%M%S")
     for number in itertools.count(1):
         path = parent / (name if number == 1 else f"{name}-{number}")
-        try:
+        with suppress(FileExistsError):
             path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return path
+            return path
 
 
 def shell(path: Path) -> str:

@@ -245,7 +245,7 @@ def _gpu_settings(share: float) -> dict:
 
 
 def _process_settings() -> dict:
-    """One engine a process, on its own GPU, under `accelerate launch`. Not yet run on a GPU.
+    """One engine a process, on its own GPU, under torchrun. Not yet run on a GPU.
 
     Left to itself, vLLM would put the engine of every process on the first GPU.
     """

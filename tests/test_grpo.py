@@ -1,23 +1,14 @@
-"""Advantages, log-probs and the loss against loops over tokens, full softmaxes, and TRL."""
+"""Advantages and the loss against loops over tokens, finite differences, and TRL."""
 
 import math
 import statistics
-from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import random_model
+from conftest import batch, random_model
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    AutoModelForCausalLM,
-    CohereConfig,
-    CohereForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-)
+from transformers import AutoModelForCausalLM
 
-import grpo
 from grpo import (
     LOSS_TYPES,
     group_advantages,
@@ -27,7 +18,6 @@ from grpo import (
     token_log_probs,
 )
 from pods import max_variance
-from rollouts import pack
 from support import tiny
 
 # ---- group advantages ----------------------------------------------------------------------------
@@ -76,198 +66,6 @@ def test_advantages_are_normalised_once_on_the_kept_rewards():
     assert kept.tolist() == [0, 0, 0, 1]
     expected = [-0.4999, -0.4999, -0.4999, 1.4997]
     assert group_advantages(kept).tolist() == pytest.approx(expected, abs=1e-4)
-
-
-# ---- log-probs -----------------------------------------------------------------------------------
-
-
-def batch(lengths=((3, 6), (7, 2), (1, 4)), vocab_size=19):
-    """Sequences of (prompt, completion) tokens: ids, attention mask, completion mask."""
-    L, T = map(max, zip(*lengths))
-    ids = torch.randint(
-        1, vocab_size, (len(lengths), L + T), generator=torch.Generator().manual_seed(1)
-    )
-    column = torch.arange(L + T)
-    attention = torch.stack([(column >= L - p) & (column < L + t) for p, t in lengths])
-    return ids, attention, attention[:, L:]
-
-
-def full_log_probs(model, ids, attention, T, temperature):
-    """The obvious way: all logits of every row without its padding, softmaxed, then picked."""
-    result = torch.zeros(len(ids), T)
-    for row in range(len(ids)):
-        real = ids[row][attention[row]]
-        log_probs = (model(real[None]).logits[0].float() / temperature).log_softmax(-1)
-        scores = log_probs[:-1].gather(-1, real[1:, None])[:, 0]  # the logit at t scores t + 1
-        completion = int(attention[row, -T:].sum())
-        result[row, :completion] = scores[-completion:]
-    return result
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
-def test_log_probs_equal_the_full_softmax_of_each_row_without_padding(model, temperature):
-    """Left padding would shift learned positions, and a missing mask would be attended to."""
-    ids, attention, mask = batch()
-    log_probs = token_log_probs(model, ids, attention, mask.shape[1], temperature)
-    assert log_probs.shape == mask.shape and log_probs.dtype == torch.float32
-    expected = full_log_probs(model, ids, attention, mask.shape[1], temperature)
-    assert (log_probs - expected)[mask].abs().max() < 1e-5
-
-
-class TableModel(nn.Module):
-    """A model with known probabilities: the logits after token i are row i of a table [H, V]."""
-
-    def __init__(self, table: torch.Tensor):
-        super().__init__()
-        self.output = nn.Linear(*table.shape, bias=False, dtype=table.dtype)
-        self.output.weight.data = table.T.clone()
-        self.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(model_type="table"))
-
-    def get_output_embeddings(self):
-        return self.output
-
-    def get_decoder(self):
-        weight = self.output.weight
-
-        def decoder(input_ids, **_):
-            hidden = nn.functional.one_hot(input_ids, weight.shape[1]).to(weight.dtype)
-            return SimpleNamespace(last_hidden_state=hidden)
-
-        return decoder
-
-
-def test_each_token_is_scored_by_the_logits_before_it():
-    table = torch.randn(12, 12, generator=torch.Generator().manual_seed(2))
-    ids = torch.tensor([[10, 11, 5, 6, 2]])
-    log_probs = token_log_probs(TableModel(table), ids, torch.ones_like(ids), 3)
-    p = table.log_softmax(-1)
-    expected = [p[11, 5].item(), p[5, 6].item(), p[6, 2].item()]
-    assert log_probs[0].tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_the_policy_is_the_softmax_at_the_sampling_temperature():
-    """At temperature 1 it would be -0.12693 with gradient 0.1192."""
-    model = TableModel(torch.tensor([[2.0, 0.0]]))
-    ids = torch.tensor([[0, 0]])
-    log_prob = token_log_probs(model, ids, torch.ones_like(ids), 1, temperature=0.5)
-    log_prob.sum().backward()
-    assert log_prob.item() == pytest.approx(-0.01815, abs=1e-5)
-    assert model.output.weight.grad[0, 0].item() == pytest.approx(0.03597, abs=1e-5)
-
-
-def test_bfloat16_logits_are_softmaxed_in_float32():
-    """In bfloat16 the error is 0.07: a third of the clip range."""
-    table = (torch.randn(64, 32_000, generator=torch.Generator().manual_seed(3)) * 3).bfloat16()
-    ids = torch.arange(64)[None]
-    log_probs = token_log_probs(TableModel(table), ids, torch.ones_like(ids), 63)
-    exact = table.double().log_softmax(-1)[torch.arange(63), torch.arange(1, 64)]
-    assert (log_probs[0] - exact).abs().max() < 1e-3
-
-
-def test_eos_is_trained_though_it_is_the_padding_token_too():
-    """Masks made by comparing ids with the padding token would silence it."""
-    tokenizer = tiny.make_tokenizer()
-    eos = tokenizer.eos_token_id
-    assert tokenizer.pad_token_id == eos
-    rollouts = pack(
-        [[1, 10]], [[5, 6, eos], [5, 6, 7, 8]], [[0.0] * 3, [0.0] * 4], [eos], tokenizer
-    )
-    ids, attention = rollouts.sequences()
-    model = random_model("qwen2")
-    log_probs = token_log_probs(model, ids, attention, 4)
-    expected = model(torch.tensor([[1, 10, 5, 6]])).logits[0, -1].log_softmax(-1)[eos]
-    assert log_probs[0, 2].item() == pytest.approx(expected.item(), abs=1e-5)
-    loss = grpo_loss(log_probs, log_probs.detach(), torch.tensor([1.0, 0.0]), rollouts.mask[0])
-    (gradient,) = torch.autograd.grad(loss, log_probs)
-    # A third of the first sequence's mean, half of the batch's; nothing on the padding after it.
-    assert gradient[0].tolist() == pytest.approx([-1 / 6, -1 / 6, -1 / 6, 0.0])
-
-
-class LargestLogits(TorchDispatchMode):
-    """Records the most tokens in a tensor [..., V] but the weight, forward and backward."""
-
-    def __init__(self, weight: torch.Tensor):
-        super().__init__()
-        self.weight_shape, self.tokens = weight.T.shape, 0  # [hidden, V]
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            shape = tensor.shape if isinstance(tensor, torch.Tensor) else ()
-            if shape[-1:] == self.weight_shape[-1:] and shape != self.weight_shape:
-                self.tokens = max(self.tokens, tensor.numel() // shape[-1])
-        return result
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_chunks_change_the_memory_and_nothing_else(model, dtype, monkeypatch):
-    """Never more logits than a chunk, neither forward nor in the backward pass."""
-    V, tokens = 19, 4
-    model = model.to(dtype)
-    ids, attention, mask = batch()
-    weights = torch.randn(mask.shape, generator=torch.Generator().manual_seed(4))
-    results = []
-    for limit, largest in ((2**25, mask.numel()), (tokens * V + V - 1, tokens)):
-        monkeypatch.setattr(grpo, "LOGITS_PER_CHUNK", limit)
-        model.zero_grad()
-        with LargestLogits(model.get_output_embeddings().weight) as logits:
-            log_probs = token_log_probs(model, ids, attention, mask.shape[1], 0.9)
-            (log_probs * weights)[mask].sum().backward()
-        assert logits.tokens == largest
-        results.append([log_probs.detach(), *(p.grad.float() for p in model.parameters())])
-    tolerance = 1e-5 if dtype == torch.float32 else 0.05
-    for direct, chunked in zip(*results):
-        assert (direct - chunked).abs().max() <= tolerance * direct.abs().max()
-
-
-def test_a_chunk_is_not_kept_for_the_backward_pass(monkeypatch):
-    """Autograd would keep the logits of every chunk, and all of them are what does not fit."""
-    ids, attention, mask = batch()
-    model = random_model("qwen2", hidden_size=16, num_attention_heads=2)
-    kept = []
-    for limit in (2**25, 4 * 19):
-        monkeypatch.setattr(grpo, "LOGITS_PER_CHUNK", limit)
-        shapes = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda x: shapes.append(tuple(x.shape)) or x,  # noqa: B023
-            lambda x: x,
-        ):
-            token_log_probs(model, ids, attention, mask.shape[1])
-        kept.append(sum(shape[0] for shape in shapes if shape[1:] == (19,) and shape[0] != 16))
-    assert kept[0] >= mask.numel() and kept[1] == 0
-
-
-def test_a_chunk_holds_one_token_at_least(monkeypatch):
-    monkeypatch.setattr(grpo, "LOGITS_PER_CHUNK", 1)
-    ids, attention, mask = batch()
-    model = random_model("qwen2")
-    log_probs = token_log_probs(model, ids, attention, mask.shape[1])
-    expected = full_log_probs(model, ids, attention, mask.shape[1], 1.0)
-    assert (log_probs - expected)[mask].abs().max() < 1e-5
-
-
-def test_no_completion_tokens_no_log_probs():
-    ids = torch.ones(2, 3, dtype=torch.long)
-    assert token_log_probs(random_model("qwen2"), ids, torch.ones_like(ids), 0).shape == (2, 0)
-
-
-def test_models_that_change_their_logits_are_refused():
-    """Their log-probs would be of another policy than the sampler's."""
-    size = {
-        "vocab_size": 19,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    }
-    ids = torch.ones(1, 4, dtype=torch.long)
-    for model, name in (
-        (Gemma2ForCausalLM(Gemma2Config(**size, head_dim=8)), "final_logit_softcapping"),
-        (CohereForCausalLM(CohereConfig(**size)), "logit_scale"),
-    ):
-        with pytest.raises(ValueError, match=name):
-            token_log_probs(model, ids, torch.ones_like(ids), 2)
 
 
 # ---- the loss ------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from pods import down_sample, max_variance
 from rewards import score
 from rollouts import eos_token_ids, pack
 from support import tasks
+from support.models import load_model
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "4_pods_elsewhere.ipynb"
 needs_trl = pytest.mark.skipif(not importlib.util.find_spec("trl"), reason="needs trl==1.16.0")
@@ -25,7 +26,7 @@ def cells(tag: str) -> SimpleNamespace:
     """What the notebook's cells with this tag define."""
     names = {"np": np, "torch": torch, "transformers": transformers, "tasks": tasks, "train": train}
     functions = (group_advantages, grpo_loss, token_log_probs, down_sample, max_variance)
-    functions += (score, eos_token_ids, pack)
+    functions += (score, eos_token_ids, pack, load_model)
     names |= {function.__name__: function for function in functions}
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:
         if tag in cell["metadata"].get("tags", []):
@@ -61,7 +62,7 @@ def test_trl_updates_on_m_rows_a_prompt_with_our_gradient(tmp_path, loss_type):
 
 def stub(notebook, training: bool, **options) -> SimpleNamespace:
     """As much of a trainer as the rollout function looks at; a completion is its own number."""
-    _, tokenizer = train.load_model("tiny_policy")
+    _, tokenizer = load_model("tiny_policy")
     notebook.generate_and_keep.__globals__["complete"] = lambda trainer, ids, n: [
         [i % 10] for i in range(len(ids) * n)
     ]

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from conftest import random_model
+from conftest import chi_square, random_model
 from torch.nn.functional import pad
 from transformers import (
     AutoModelForCausalLM,
@@ -78,20 +78,6 @@ def exact_distribution(model, prompt, length, temperature):
                 (distribution if ends else going)[(*prefix, token)] = probability * p
         open_prefixes = going
     return distribution
-
-
-def chi_square(counts: Counter, distribution: dict, draws: int) -> float:
-    """How many standard deviations the statistic is above its mean; rare outcomes are one cell."""
-    cells, rare = [], [0, 0.0]
-    for outcome, probability in distribution.items():
-        if probability * draws >= 5:
-            cells.append((counts[outcome], probability * draws))
-        else:
-            rare = [rare[0] + counts[outcome], rare[1] + probability * draws]
-    cells.append((rare[0], max(rare[1], 1.0)))
-    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
-    freedom = len(cells) - 1
-    return (statistic - freedom) / (2 * freedom) ** 0.5
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
@@ -178,7 +164,7 @@ def test_each_distinct_prefix_is_computed_once_and_finished_rows_leave_the_batch
     model.register_forward_pre_hook(
         lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    rollouts = generate(model, n=16, temperature=1.3)
+    rollouts = generate(model, n=16, temperature=1.3, seed=1)
     lengths = rollouts.mask.sum(-1)
     assert shapes[0] == (3, 7)  # P prompts, not P * n
     going = [int((lengths > t).sum()) for t in range(1, 10)]  # rollouts that go on after t tokens
@@ -397,6 +383,14 @@ def test_a_sliding_window_may_be_shorter_than_the_prompt(prompts):
 def test_a_temperature_that_makes_no_policy_is_an_error(temperature):
     with pytest.raises(ValueError, match="temperature"):
         generate(random_model("qwen2"), PROMPTS, temperature=temperature)
+
+
+def test_a_policy_without_finite_logits_cannot_be_sampled():
+    model = random_model("qwen2")
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(RuntimeError, match="not finite"):
+        generate(model)
 
 
 def test_selecting_from_empty_completions_works():

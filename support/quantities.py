@@ -1,0 +1,117 @@
+r"""Plain numbers, exactly, and the units behind them.
+
+    number("1 1/2")                    # Fraction(3, 2)
+    number("47+85")                    # None: work is no number
+    split_unit("60 km/h")              # ("60", "km/h")
+    split_unit(r"12\pi square cm")     # (r"12\pi", "cm")
+
+A number is what a reader copies without computing: digits, a decimal, a fraction of those, a mixed
+number, a power of ten, a number in another base. Units are cut off and compared, never converted;
+words that are not in the table (apples) are cut off and mean nothing.
+"""
+
+import re
+from fractions import Fraction
+
+DECIMAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d{1,3})?")
+SCIENTIFIC = re.compile(  # 10^5, 6.02 \times 10^{23}
+    r"(?:(-?[\d.]+) ?(?:\\times|\\cdot|\*|x) ?|(-?))10\^ ?(?:\{ ?([-+]?\d{1,3}) ?\}|([-+]?\d{1,3}))"
+)
+LATEX_FRACTION = re.compile(r"\\frac\{(-?[\d.]+)\}\{(-?[\d.]+)\}")
+IN_BRACKETS = re.compile(r"([-+]?) ?[({]([^(){}]*)[)}]")
+PART = r"(-?[\d.]+|\(-?[\d.]+\)|\{-?[\d.]+\})"
+MIXED = re.compile(rf"([-+]?)(?:(\d+) )?{PART}/{PART}")  # 1/2, 3 1/2, (3)/(4)
+REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline\{(\d+)\}")
+BASED = re.compile(r"((?=[A-F]*\d)[\dA-F]+(?:\.[\dA-F]+)?)_\{?(\d{1,2})\}?")
+ARITHMETIC = re.compile(r"(?:[-+*/(){}\d. ]|\\times|\\cdot|\\div)+")  # work that is not done
+
+
+def number(text: str) -> Fraction | None:
+    """The exact value of a normalised text that is one plain number, or None."""
+    text = LATEX_FRACTION.sub(r" \1/\2", text).replace("- ", "-").strip()
+    if inside := IN_BRACKETS.fullmatch(text):
+        value = number(inside[2])
+        return -value if value is not None and inside[1] == "-" else value
+    if DECIMAL.fullmatch(text):
+        return Fraction(text)
+    if (power := SCIENTIFIC.fullmatch(text)) and DECIMAL.fullmatch(power[1] or "1"):
+        return Fraction(f"{power[1] or power[2] + '1'}e{power[3] or power[4]}")
+    if (based := BASED.fullmatch(text)) and "." not in text and 2 <= int(based[2]) <= 16:
+        base = int(based[2])
+        return Fraction(int(based[1], base)) if int(max(based[1]), 16) < base else None
+    if repeating := REPEATING.fullmatch(text):  # 0.1\overline{6} = (16 - 1) / 90
+        before, cycle = repeating[2] + repeating[3], repeating[4]
+        numerator = int(before + cycle) - int(before or 0)
+        value = Fraction(numerator, 10 ** len(repeating[3]) * (10 ** len(cycle) - 1))
+        return -value if repeating[1] else value
+    mixed = MIXED.fullmatch(text)
+    parts = [part.strip("(){}") for part in mixed.group(3, 4)] if mixed else []
+    if not mixed or not all(map(DECIMAL.fullmatch, parts)) or not Fraction(parts[1]):
+        return None
+    value = Fraction(mixed[2] or 0) + Fraction(parts[0]) / Fraction(parts[1])
+    return -value if mixed[1] == "-" else value
+
+
+UNITS = {  # every spelling of a unit, and the one it is compared by
+    word: names.split()[0]
+    for names in re.split(
+        ",",
+        """% percent percentage pct, degree, degreeC, degreeF, degreeK,
+        mm millimeter millimeters, cm centimeter centimeters,
+        m meter meters metre metres, km kilometer kilometers kms,
+        in inch inches, ft foot feet, yd yard yards, mi mile miles, mg milligram milligrams,
+        g gram grams, kg kgs kilogram kilograms, lb lbs pound pounds, oz ounce ounces,
+        mL ml milliliter milliliters, L liter liters litre litres,
+        s sec secs second seconds, min mins minute minutes, h hr hrs hour hours, day days,
+        week weeks, month months, yr yrs year years, am, pm, mph, kph, kmph,
+        dollar dollars, cent cents""",
+    )
+    for word in names.split()
+}
+UNIT_WORD = re.compile(r"%|/?[A-Za-z][A-Za-z'-]*\.?(?:/[A-Za-z]+\.?)?(?:\^\{?-?[1-3]\}?)?")
+DEGREE = re.compile(r"^(?!.*\\(?:sin|cos|tan|cot|sec|csc))(.*)\^\\circ ?([CFK]?)$")
+_GLUED = "|".join(word for word in UNITS if len(word) > 1 and word not in ("in", "mi", "mg"))
+GLUED_UNIT = re.compile(
+    rf"(?<=[\d}}])(?=(?:(?:{_GLUED}|dm)(?:\^\{{?[23]\}}?)?(?:/[A-Za-z]+)?"
+    r"|/[A-Za-z]{2,})$)"
+)
+UNIT_FRACTION = re.compile(r" ?\\frac\{([A-Za-z]{2,})\}\{([A-Za-z]+)\}$")  # \frac{km}{h}
+GLUED_LETTER = re.compile(r"(?<=\d)(?=(?:L|m\^\{?[23]\}?)$)")
+VARIABLES = re.compile(r"[A-Za-z]{0,2}|[abc]+|[xyz]+")  # 5 x, 3 ab/c
+# Behind a number these change its value: 5 squared, 2 thirds, 9 or 10.
+NUMBER_WORD = re.compile(
+    r"(?:and|or|not|plus|minus|times|over|squared|cubed|factorial|dozen|hundred|hal(?:f|ves)"
+    r"|thirds?|fourths?|fifths?|quarters?)"
+)
+
+
+def split_unit(text: str, letters: bool = False) -> tuple[str, str | None]:
+    r"""Cuts the words behind a value: "27 miles from here" gives "27" and "mi".
+
+    Args:
+        text: normalised.
+        letters: a number is wanted, so L and m^2 glued to digits are units and no variables.
+    Returns:
+        The value, and the unit if it is one of `UNITS`; the whole text if there is nothing to cut.
+    """
+    text = UNIT_FRACTION.sub(r" \1/\2", text)
+    cut = GLUED_UNIT.sub(" ", DEGREE.sub(r"\1 degree\2", text))
+    words = (GLUED_LETTER.sub(" ", cut) if letters else cut).split(" ")
+    kept = len(words)
+    while kept and UNIT_WORD.fullmatch(words[kept - 1]):
+        kept -= 1
+    value, names = " ".join(words[:kept]), [_unit_name(word) for word in words[kept:]]
+    if not names or len(names) > 6 or not re.search(r"(?:[\d})]|\\pi)$", value):
+        return text, None
+    if any(part not in UNITS and VARIABLES.fullmatch(part) for part in names[0].split("/")):
+        return text, None
+    if any(map(NUMBER_WORD.fullmatch, names)):
+        return text, None
+    known = ["/".join(UNITS.get(part, "?") for part in name.split("/")) for name in names]
+    rates = (word.startswith("/") for word in words[kept:])  # 18/day has no days
+    named = (name for name, rate in zip(known, rates) if "?" not in name and not rate)
+    return value, next(named, None)
+
+
+def _unit_name(word: str) -> str:
+    return re.sub(r"\^.*|\.|^/", "", word)

@@ -1,0 +1,171 @@
+r"""One way to write what can be written in many.
+
+    normalise(r"\$1{,}500.")              # "1500"
+    normalise(r"\dfrac12\text{ hours}")   # r"\frac{1}{2} hours"
+    plain("x⁴ ≤ √2")                      # r"x^{4} \le \sqrt{2}"
+
+Two answers that are spelled alike need no arithmetic, and what comes after this file has one
+notation to know. Nothing here changes a value: no rounding, no converting, no evaluating.
+
+Every rewrite stands with an example, and a test runs each of them. They are applied from the first
+to the last, each to what the ones before it have left.
+"""
+
+import functools
+import re
+import unicodedata
+
+# Text inside LaTeX. Its braces may hold no others; normalise() starts with the innermost.
+TEXT = re.compile(
+    r"\\(?:text[a-z]*|mbox|hbox|math(?:rm|bf|it|sf|tt|normal)|operatorname\*?|emph|boldsymbol)"
+    r"\s*\{([^{}]*)\}"
+)
+
+CHARACTERS = str.maketrans(  # what people type, as LaTeX spells it
+    dict.fromkeys("\u2212\u2013\ufe63\uff0d\u2010\u2011\u207b", "-")
+    | dict.fromkeys("\u200b\u2061\u2062", "")
+    | dict.fromkeys("£¥€" + "".join(map(chr, range(0x20A0, 0x20C1))), "")  # currencies
+    | dict.fromkeys("\u201c\u201d\u201e", '"')
+    | dict.fromkeys("\u2018\u2019", "'")
+    | {
+        "¢": " cents",
+        "°": r"^\circ ",
+        "\u2044": "/",
+        "\u00d7": r"\times ",
+        "·": r"\cdot ",
+        "÷": "/",
+    }
+    | {"π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "∅": r"\emptyset ", "⟨": "(", "⟩": ")"}
+    | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "\u222a": r"\cup ", "∈": r"\in "}
+)
+SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
+SUBSCRIPTS = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
+VULGAR_FRACTION = re.compile("[¼½¾⅐-⅞]")
+
+
+def plain(text: str) -> str:
+    r"""The text with LaTeX and ASCII for what Unicode can write: x⁴ is x^{4}, ⅓ is \frac{1}{3}."""
+    if text.isascii():
+        return text
+    compatible = functools.partial(unicodedata.normalize, "NFKC")  # "％" is "%", "𝑥" is "x"
+    text = SUPERSCRIPTS.sub(lambda run: f"^{{{compatible(run[0])}}}", text)
+    text = SUBSCRIPTS.sub(lambda run: f"_{{{compatible(run[0])}}}", text)
+    text = VULGAR_FRACTION.sub(
+        lambda half: r"\frac{{{}}}{{{}}}".format(*compatible(half[0]).split("\u2044")), text
+    )
+    text = re.sub(r"√ *(\d+|(?=[a-zA-Z(\\{]))", lambda root: sqrt_of(root[1]), text)
+    return compatible(text).translate(CHARACTERS)
+
+
+def sqrt_of(digits: str) -> str:
+    r"""\sqrt with all the digits that follow a typed root; anything else it takes as it stands."""
+    return rf"\sqrt{{{digits}}}" if digits else r"\sqrt "
+
+
+FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|csc|sec|log|ln|exp|pi|infty"
+
+# What is searched for, what stands in its place, and an example before and after all rewrites.
+REWRITES = [
+    (re.compile(pattern), replacement, before, after)
+    for pattern, replacement, before, after in (
+        (r",\\!\s*|\{,\}", ",", r"11,\! 111", "11111"),
+        (r"\\!", "", r"4\!:\!51", "4:51"),
+        (
+            r"\\(?:left|right|displaystyle|limits|[Bb]igg?[lrm]?)(?![a-zA-Z])|(?<!\\)\\[()\[\]]",
+            "",
+            r"\left(1,2\right]",
+            "(1,2]",
+        ),
+        (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![a-z]))|~|\s", " ", r"5\,\text{m}", "5 m"),
+        (r"(?:\b(?:US|CA|AU))?\\?\$|\\pounds|\\euro(?![a-z])|\bRs\b\.?", "", "US$20", "20"),
+        (r"\\?%|\b(?:percent|percentage)\b", " %", r"45\%", "45 %"),
+        (r"\*\*", "^", "x**2", "x^2"),
+        (r"\\[dtc]frac(?![a-z])", r"\\frac", r"\dfrac{1}{2}", r"\frac{1}{2}"),
+        (r"\\frac\s*(\d)", r"\\frac{\1}", r"\frac1{2}", r"\frac{1}{2}"),
+        (r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}", r"\frac12", r"\frac{1}{2}"),
+        (
+            r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree(?![a-z])",
+            r"^\\circ ",
+            r"90^{\circ}",
+            r"90^\circ",
+        ),
+        (TEXT.pattern, r" \1 ", r"18\mbox{ cm}", "18 cm"),
+        (TEXT.pattern, r" \1 ", r"\textbf{\text{(C)} 5}", "(C) 5"),  # the outer one
+        (r"(?<=[\d})]) *deg(?:rees?)?\b", r"^\\circ ", "sin(30) degrees", r"\sin (30)^\circ"),
+        (
+            r"(?<=\d) *([AaPp])\.? ?[Mm]\b\.?",
+            lambda half: f" {half[1].lower()}m",
+            "9 A.M.",
+            "9 am",
+        ),
+        (r"\bm ?(?=\\angle)", "", r"m\angle A=5", r"\angle A=5"),
+        (
+            r"(?<=\d) ?(?:\^ ?\{ ?(?:st|nd|rd|th) ?\}|\^? ?(?:st|nd|rd|th)\b)",
+            "",
+            r"12^{\text{th}}",
+            "12",
+        ),
+        (r"(?<![\\a-zA-Z])sqrt ?(\d+)", r"\\sqrt{\1}", "2sqrt12", r"2\sqrt{12}"),
+        (r"(?<![\\a-zA-Z])sqrt", r"\\sqrt", "sqrt(x+1)", r"\sqrt(x+1)"),
+        (
+            # "sec" is a second, too, unless something that it can be taken of follows
+            rf"(?<![\\a-zA-Z])(?!sec(?! ?[({{^\\x]))({FUNCTIONS})(?![a-zA-Z])",
+            r"\\\1 ",
+            "2sin(pi)",
+            r"2\sin (\pi )",
+        ),
+        (
+            r"(?<![\\a-zA-Z])(?:infinity|inf)(?![a-zA-Z])",
+            r"\\infty ",
+            "(2,infinity)",
+            r"(2,\infty )",
+        ),
+        (r"\\varnothing|\\\{ *\\\}", r"\\emptyset", r"\{\}", r"\emptyset"),
+        (r"\\(?:langle|lparen)(?![a-z])", "(", r"\langle 1,2)", "( 1,2)"),
+        (r"\\(?:rangle|rparen)(?![a-z])", ")", r"(1,2\rangle", "(1,2)"),
+        (r"\\[lr]?vert(?![a-z])|\\mid(?![a-z])", "|", r"\lvert x\rvert", "| x|"),
+        (r"\\leq(?:slant)?(?![a-z])|<=", r"\\le ", r"x\leq 2", r"x\le 2"),
+        (r"\\geq(?:slant)?(?![a-z])|>=", r"\\ge ", "x>=2", r"x\ge 2"),
+        (r"\\lt(?![a-z])", "<", r"x\lt 2", "x< 2"),
+        (r"\\gt(?![a-z])", ">", r"x\gt 2", "x> 2"),
+        (r"\b(?:[Mm]inus|[Nn]egative)\s+(?=[\d.])", "-", "minus 7", "-7"),
+        (r"\s+per\s+", "/", "5 miles per hour", "5 miles/hour"),
+        (r" *(?<!\\)/ *", "/", "60 km / h", "60 km/h"),
+        (r" +", " ", "1  1/2", "1 1/2"),
+        (
+            r"(?<![\\ ])\{ | (?=[}^])",
+            lambda at: at[0].strip(),
+            r"\frac{ \pi }{4}",
+            r"\frac{\pi}{4}",
+        ),
+        (r"\^\(([^()]*)\)", r"^{\1}", "x^(1/2)", "x^{1/2}"),
+        (r"([_^])\{(\w)\}(?!\d)", r"\1\2", "x^{2}", "x^2"),
+        (r"^ ?([-+]) ", r"\1", "- 7", "-7"),
+        (r"(?<=\d)E(?=[-+]?\d)", "e", "1.2E5", "1.2e5"),
+        (r"(?<=\d) thousand\b", "e3", "48.5 thousand", "48.5e3"),
+        (r"(?<=\d) million\b", "e6", "2 million people", "2e6 people"),
+        (r"(?<=\d) billion\b", "e9", "2 billion", "2e9"),
+    )
+]
+GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)|^[-+]?\d{1,3}(?: \d{3})+(?![\d,/])")
+
+
+@functools.lru_cache(maxsize=8192)
+def normalise(text: str) -> str:
+    """The text in the spelling that `support.equality` reads, without decoration around it.
+
+    Args:
+        text: an answer or a reference, of at most some thousand characters.
+    """
+    if text.isascii() and text.isdecimal():
+        return text  # as most answers to word problems are
+    text = plain(text).strip().strip('`*_"')
+    if len(text) > 2 and text[0] == text[-1] == "'":
+        text = text[1:-1]
+    for pattern, replacement, *_ in REWRITES:
+        text = pattern.sub(replacement, text)
+    text = text.strip(' ,;"')
+    text = text[:-1].rstrip() if text.endswith(".") else text
+    if not re.search(r"[(\[]|\\\{", text):  # inside brackets a comma separates: (1,234) is a pair
+        text = GROUPS.sub(lambda group: re.sub("[ ,]", "", group[0]), text)
+    return text

@@ -1,0 +1,153 @@
+"""train.py as users meet it: one line for what they can mend, dry runs, evaluations, Ctrl-C."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, SMALL, flags, without_times
+
+import train
+
+
+def said(capsys) -> list[str]:
+    """The lines of standard error that are train.py's own."""
+    return re.findall("^train.py: .*", capsys.readouterr().err, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--m 65", ["--m 65", "--n 64"]),
+        ("--n 2.5", ["2.5"]),
+        ("--rule best", ["best", "max_variance"]),
+        ("--nonsense", ["--nonsense"]),
+        ("--preset best", ["best", "gsm8k-qwen2.5-3b-l40s"]),
+        ("--merge", ["--lora-rank"]),
+        ("--task nonsense", ["nonsense", "gsm8k"]),
+        ("--task missing.jsonl", ["missing.jsonl"]),
+        ("--task gsm8k --data missing", ["missing"]),
+        ("--model ./missing", ["./missing", "no such folder"]),
+        ("--max-new-tokens 500", ["--max-new-tokens 500", "32 positions"]),
+        ("--max-prompt-tokens 3", ["3"]),
+        ("--shard", ["--shard", "torchrun"]),
+        ("--resume", ["--resume", "holds no run"]),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_exit_code_2(arguments, words, tmp_path, capsys):
+    task = [] if "--task" in arguments else ["--task", SMALL["task"]]
+    task = [] if arguments == "--resume" else task
+    try:
+        code = train.main([*arguments.split(), *task, "--out", str(tmp_path / "run")])
+    except SystemExit as exit:  # argparse leaves by itself
+        code = exit.code
+    assert code == 2
+    (line,) = said(capsys)
+    assert all(word in line for word in words), line
+    assert not (tmp_path / "run").exists()
+
+
+def test_file_that_is_not_jsonl_names_the_line(tmp_path, capsys):
+    path = tmp_path / "sums.jsonl"
+    path.write_text('{"question": "12+34=", "answer": "46"}\nnot json\n')
+    assert train.main(["--task", str(path), "--out", str(tmp_path / "run")]) == 2
+    (line,) = said(capsys)
+    assert "sums.jsonl, line 2 " in line
+
+
+def test_a_resumed_run_keeps_its_settings(finished, capsys):
+    assert train.main(["--resume", "--out", str(finished), "--lr", "0.1"]) == 2
+    (line,) = said(capsys)
+    assert "--lr 0.1 differs" in line
+
+
+def test_the_settings_of_a_run_are_printed_with_their_origin(tmp_path, capsys):
+    assert train.main(flags(steps=1, out=tmp_path / "run")) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("settings from --preset cpu:\n  --n 8 --m 4 --rule max_variance")
+    assert f"writing to {tmp_path / 'run'}" in output and "held-out accuracy" in output
+    assert train.main(["--resume", "--out", str(tmp_path / "run"), "--steps", "2"]) == 0
+    assert "settings of the run:\n" in capsys.readouterr().out
+
+
+def test_without_out_a_run_is_named_by_its_time(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(flags(steps=1)) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"\d{8}-\d{6}", folder.name) and (folder / "model").exists()
+
+
+# ---- plans and evaluations -----------------------------------------------------------------------
+
+
+def test_presets_are_printed_in_full_and_overridden_flag_by_flag(capsys):
+    given = ["--preset", "gsm8k-llama3.2-3b-l40s", "--dry-run"]
+    assert train.main([*given, "--m", "8", "--lr", "1e-6"]) == 0
+    output = capsys.readouterr().out
+    settings, _, plan = output.partition("plan for")
+    assert "from --preset gsm8k-llama3.2-3b-l40s" in settings
+    for part in ("--n 64", "--m 8", "--lr 1e-06", "--beta 0.04"):
+        assert part in settings
+    assert "--model meta-llama/Llama-3.2-3B-Instruct" in settings
+    assert "L40S" in plan and "n = m = 64" in plan
+
+
+def test_a_dry_run_leaves_nothing_and_says_what_it_cannot_know(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["--dry-run"]) == 0
+    assert "281,600 parameters" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    assert train.main(["--dry-run", "--max-new-tokens", "30000"]) == 2
+    assert "--max-new-tokens 30000" in capsys.readouterr().err
+    assert train.main(["--dry-run", "--model", "nobody/nothing"]) == 2
+    assert "nobody/nothing" in capsys.readouterr().err
+
+
+def test_eval_only_writes_the_numbers_as_json(finished, tmp_path, capsys):
+    out = tmp_path / "evaluation"
+    arguments = ["--eval-only", "--model", str(finished / "model"), "--task", SMALL["task"]]
+    assert train.main([*arguments, "--eval-problems", "16", "--out", str(out)]) == 0
+    written = json.loads((out / "eval.json").read_text())
+    assert written == without_times(finished)[-1]["eval"]
+    assert "accuracy_se" in capsys.readouterr().out
+    assert [path.name for path in out.iterdir()] == ["eval.json"]
+
+
+def test_the_folder_of_a_run_is_not_its_model(finished, tmp_path, capsys):
+    assert train.main(["--eval-only", "--model", str(finished), "--out", str(tmp_path)]) == 2
+    (line,) = said(capsys)
+    assert f"did you mean {finished / 'model'}?" in line
+
+
+# ---- from its first moment on --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", ["train.py", "bench.py"])
+def test_ctrl_c_during_the_imports_is_quiet(script):
+    trace = [sys.executable, "-X", "importtime", ROOT / script, "--help"]
+    process = subprocess.Popen(
+        trace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    for line in process.stderr:
+        if "torch" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate()
+    assert process.returncode == -signal.SIGINT
+    assert not output and "Traceback" not in errors
+
+
+def test_importing_train_reads_no_command_line_and_writes_nothing(tmp_path):
+    code = "import sys; sys.argv.append('--nonsense'); import train; print(train.FAILURES)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "3", done.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,71 @@
+"""The house: who may import whom, no circles, and no room that is too large to be read."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+FIRST_CIRCLE = ("pods", "grpo", "train", "rewards", "rollouts", "bench")
+SUPPORT = tuple(f"support.{path.stem}" for path in (ROOT / "support").glob("[!_]*.py"))
+BENCHES = tuple(f"benches.{path.stem}" for path in (ROOT / "benches").glob("[!_]*.py"))
+MODULES = FIRST_CIRCLE + SUPPORT + BENCHES
+MOST_LINES = 350
+
+
+def path_of(module: str) -> Path:
+    return ROOT / f"{module.replace('.', '/')}.py"
+
+
+def imported(module: str) -> set[str]:
+    """Everything that a module imports, also inside functions, by its full name."""
+    names = set()
+    for node in ast.walk(ast.parse(path_of(module).read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: a relative import"
+            # `from support import tasks` imports a module, `from support.tasks import Problem` too.
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= inner & set(MODULES) or {node.module}
+    return names
+
+
+GRAPH = {module: imported(module) & set(MODULES) for module in MODULES}
+
+
+def test_the_first_circle_is_all_there_is_at_the_top():
+    assert {path.stem for path in ROOT.glob("*.py")} == set(FIRST_CIRCLE)
+    assert SUPPORT
+
+
+@pytest.mark.parametrize("module", ["pods", "grpo"])
+def test_the_algorithm_knows_torch_alone(module):
+    packages = {name.partition(".")[0] for name in imported(module)}
+    assert packages <= {"torch"} | sys.stdlib_module_names
+
+
+def test_no_import_runs_upwards():
+    for module in SUPPORT:
+        assert not GRAPH[module] & {"train", "bench", *BENCHES}, module
+    for module in BENCHES:
+        assert "bench" not in GRAPH[module], module
+    for module in set(FIRST_CIRCLE) - {"bench"}:
+        assert not GRAPH[module] & {"bench", *BENCHES}, module
+    for module in ("pods", "grpo", "rewards", "rollouts"):
+        assert "train" not in GRAPH[module], module
+
+
+def test_there_is_no_circle():
+    left = dict(GRAPH)
+    while left:
+        free = [module for module, needs in left.items() if not needs & left.keys()]
+        assert free, f"a circle among {sorted(left)}"
+        left = {module: needs for module, needs in left.items() if module not in free}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_room_is_too_large_to_be_read(module):
+    lines = path_of(module).read_text().count("\n")
+    assert lines <= MOST_LINES

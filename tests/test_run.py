@@ -1,0 +1,161 @@
+"""What a run holds: data in an order that follows from the step, seeds, lengths, a clock."""
+
+import random
+import time
+
+import pytest
+import torch
+from conftest import SMALL, small, write_sums
+
+from support.arithmetic import sums
+from support.errors import InputError
+from support.run import PHASES, Run, derived_seed, epoch_order
+from support.settings import Config
+
+# ---- prompts -------------------------------------------------------------------------------------
+
+
+def test_every_problem_once_in_each_pass_and_passes_differ(tmp_path):
+    task = write_sums(tmp_path / "sums.jsonl", sums()[:30])
+    run = Run(small(task=task, prompts_per_step=3))
+    count = len(run.train_data.problems)
+    order = [p.prompt for step in range(1, count + 1) for p in run.prompts(step)[0]]  # three passes
+    passes = [order[i * count : (i + 1) * count] for i in range(3)]
+    assert len(set(passes[0])) == count
+    assert set(passes[0]) == set(passes[1]) == set(passes[2])
+    assert passes[0] != passes[1] != passes[2]
+    assert run.prompts(7) == run.prompts(7)
+
+
+def test_prompts_are_the_token_ids_of_their_problems():
+    run = Run(small())
+    problems, prompt_ids = run.prompts(1)
+    assert len(problems) == 2
+    assert [run.tokenizer.decode(ids) for ids in prompt_ids] == [p.prompt for p in problems]
+
+
+def test_another_seed_is_another_order():
+    orders = [[p.prompt for p in Run(small(seed=seed)).prompts(1)[0]] for seed in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_evaluation_problems_are_the_same_for_every_seed_and_never_trained_on():
+    runs = [Run(small(seed=seed, eval_problems=9)) for seed in (0, 1)]
+    first, second = (
+        [problem.prompt for problem in run.eval_data[SMALL["task"]].problems] for run in runs
+    )
+    assert first == second and len(set(first)) == 9
+    assert not set(first) & {problem.prompt for problem in runs[0].train_data.problems}
+    every = Run(small(eval_problems=0), train=False).eval_data[SMALL["task"]].problems
+    assert set(first) < {problem.prompt for problem in every}
+
+
+def test_an_evaluation_task_may_have_a_folder_of_its_own(tmp_path):
+    questions = {"a": [f"{i}+11=" for i in range(10, 20)], "b": [f"{i}+11=" for i in range(40, 50)]}
+    for folder, prompts in questions.items():
+        (tmp_path / folder).mkdir()
+        for split in ("train", "test"):
+            rows = [(prompt, "#### 1") for prompt in prompts]
+            write_sums(tmp_path / folder / f"{split}.jsonl", rows)
+    config = small(task="gsm8k", data=str(tmp_path / "a"), eval_task=f"gsm8k={tmp_path / 'b'}")
+    run = Run(config)
+    assert [problem.prompt for problem in run.train_data.problems] == questions["a"]
+    assert {problem.prompt for problem in run.eval_data["gsm8k"].problems} == set(questions["b"])
+
+
+# ---- seeds ---------------------------------------------------------------------------------------
+
+
+def test_a_seed_depends_on_purpose_step_and_the_runs_seed():
+    run, other = Run(small()), Run(small(seed=1))
+    asked = [("rollouts", 1), ("rollouts", 2), ("rule", 1), ("rule", 2)]
+    seeds = [which.seed(*question) for which in (run, other) for question in asked]
+    assert len(set(seeds)) == 8
+    random.seed(5)  # nothing else matters
+    torch.manual_seed(5)
+    assert run.seed("rollouts", 1) == seeds[0]
+
+
+def test_derived_seeds_are_the_same_everywhere():
+    """Written down once: a resumed run may be on another machine."""
+    assert derived_seed(0, "rollouts", 1) == 8_160_322_513_835_027
+    assert derived_seed(1, 23) != derived_seed(12, 3)
+
+
+def test_an_epoch_is_a_shuffle():
+    assert sorted(epoch_order(50, 0, 3)) == list(range(50)) != epoch_order(50, 0, 3)
+
+
+# ---- lengths -------------------------------------------------------------------------------------
+
+
+def test_the_longest_completion_is_what_the_positions_leave():
+    assert Run(small()).max_new_tokens == 32 - 6
+    assert Run(small(max_new_tokens=12)).max_new_tokens == 12
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_new_tokens": 27}, "--max-new-tokens 27 and a prompt of 6 .* 32 positions"),
+        ({"max_prompt_tokens": 3}, "longer than 3"),
+    ],
+)
+def test_what_does_not_fit_is_refused(settings, words):
+    with pytest.raises(InputError, match=words):
+        Run(small(**settings))
+
+
+def test_prompts_the_tokenizer_cannot_read_are_an_error(tmp_path):
+    """The tiny policy knows no letters; training on <unknown> would only waste the night."""
+    task = write_sums(tmp_path / "words.jsonl", [(f"{i} plus {i}?", str(i)) for i in range(40)])
+    with pytest.raises(InputError, match=r"--model tiny_policy, .* the model cannot read"):
+        Run(small(task=task))
+
+
+# ---- the rest ------------------------------------------------------------------------------------
+
+
+def test_small_models_have_one_thread_unless_told():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        Run(small(), train=False)
+        assert torch.get_num_threads() == 1
+        Run(small(threads=2), train=False)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_evaluation_needs_neither_learner_nor_training_data():
+    run = Run(small(lora_rank=4), train=False)
+    assert run.learner is None and not hasattr(run, "train_data")
+    assert all(weight.requires_grad for weight in run.model.parameters())
+
+
+def test_the_description_counts_what_is_trained():
+    assert "281,600 trained" in Run(small()).description()
+    text = Run(small(lora_rank=4)).description()
+    (line,) = [line for line in text.splitlines() if "trained" in line]
+    trained = int(line.split(" trained")[0].rpartition(" ")[2].replace(",", ""))
+    assert 0 < trained < 50_000 and "281,600 parameters" in line
+    assert "n=8 rollouts each, m=4 kept by max_variance" in text
+
+
+def test_the_clock_adds_up_within_a_step():
+    run = Run(small(), train=False)
+    for _ in range(2):
+        with run.clock("score"):
+            time.sleep(0.02)
+    assert 0.04 <= run.seconds["score"] < 1
+    assert [run.seconds[phase] for phase in PHASES if phase != "score"] == [0.0] * 4
+    run.start_step()
+    assert run.seconds == dict.fromkeys(PHASES, 0.0)
+
+
+def test_the_default_task_has_the_sums_of_the_readme():
+    run = Run(Config(eval_problems=0))
+    assert len(run.train_data.problems) == 7290
+    assert len(run.eval_data["arithmetic"].problems) == 810
+    assert "7290 problems, 4 a step" in run.description()

@@ -1,0 +1,267 @@
+"""Prompts read once against rows read whole: values, gradients, and when it is not done."""
+
+import os
+
+import pytest
+import torch
+from conftest import adapted, full_log_probs, random_model
+from test_log_probs import TableModel
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
+)
+
+import grpo
+from grpo import Policy, score, token_log_probs, whole_rows
+
+SIZE = {"vocab_size": 19, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.2}
+HEADS = {"intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def groups(prompts=(3, 7, 1), lengths=((6, 2, 4), (1, 5, 5), (3, 6, 0)), vocab_size=19, seed=0):
+    """Rollouts of prompts of these lengths, in no order: ids, attention mask, completion mask."""
+    generator = torch.Generator().manual_seed(seed)
+    L, T = max(prompts), max(max(row) for row in lengths)
+    rows = []
+    for p, row in zip(prompts, lengths, strict=True):
+        prompt = torch.randint(1, vocab_size, (L,), generator=generator)
+        for t in row:
+            ids = torch.randint(1, vocab_size, (L + T,), generator=generator)
+            ids[L - p : L] = prompt[L - p :]  # what is under the padding differs from row to row
+            column = torch.arange(L + T)
+            rows.append((ids, (column >= L - p) & (column < L + t)))
+    order = torch.randperm(len(rows), generator=generator)
+    ids, attention = (torch.stack(part)[order] for part in zip(*rows))
+    return ids, attention, attention[:, L:]
+
+
+def by_whole_rows(model, ids, attention, T, temperature=1.0):
+    """`token_log_probs` as it is where prompts are not shared."""
+    hidden = whole_rows(model, ids, attention, T)
+    return score(model.get_output_embeddings(), hidden, ids[:, -T:], temperature)
+
+
+def gradient(model, log_probs, mask, seed=4):
+    """Of a random weighted sum over the tokens, by every trained weight, as one vector."""
+    weights = torch.randn(mask.shape, generator=torch.Generator().manual_seed(seed))
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    found = torch.autograd.grad((log_probs * weights)[mask].sum(), trained)
+    return nn.utils.parameters_to_vector(part.float() for part in found)
+
+
+def assert_same_gradient(gradient, expected, tolerance=1e-5):
+    assert expected.norm() > 0
+    assert (gradient - expected).norm() < tolerance * expected.norm()
+
+
+@pytest.fixture
+def read(monkeypatch) -> list[tuple[int, int]]:
+    """The shape of what the decoder reads, pass by pass."""
+    shapes, original = [], grpo.read
+
+    def watched(model, input_ids, *args, **kwargs):
+        shapes.append(tuple(input_ids.shape))
+        return original(model, input_ids, *args, **kwargs)
+
+    monkeypatch.setattr(grpo, "read", watched)
+    return shapes
+
+
+# ---- the same numbers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [2**25, 4 * 19])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
+def test_log_probs_and_gradient_are_those_of_whole_rows(
+    model, temperature, chunk, read, monkeypatch
+):
+    """Padded prompts, ragged completions and an empty one, learned and rotary positions."""
+    monkeypatch.setattr(grpo, "LOGITS_PER_CHUNK", chunk)
+    ids, attention, mask = groups()
+    T = mask.shape[1]
+    log_probs = token_log_probs(model, ids, attention, T, temperature)
+    assert read == [(3, 7), (9, T - 1)]  # each prompt once, and the last token not at all
+    assert log_probs.shape == mask.shape and log_probs.dtype == torch.float32
+    expected = full_log_probs(model, ids, attention, T, temperature)
+    assert (log_probs - expected)[mask].abs().max() < 1e-5
+    found = gradient(model, log_probs, mask)
+    assert_same_gradient(found, gradient(model, expected, mask))
+    whole = by_whole_rows(model, ids, attention, T, temperature)
+    assert_same_gradient(found, gradient(model, whole, mask))
+
+
+def test_a_completion_of_one_token_is_scored_by_the_prompt_alone(model, read):
+    ids, attention, mask = groups(lengths=((1, 1), (1, 1), (1, 1)))
+    log_probs = token_log_probs(model, ids, attention, 1)
+    assert read == [(3, 7), (6, 1)]
+    expected = full_log_probs(model, ids, attention, 1, 1.0)
+    assert (log_probs - expected).abs().max() < 1e-5
+    assert_same_gradient(gradient(model, log_probs, mask), gradient(model, expected, mask))
+
+
+def test_prompts_are_told_apart_by_their_tokens_and_their_padding(read):
+    """[_, 5, 6] is one prompt whatever is under its padding, and another one than [9, 5, 6]."""
+    model = random_model("qwen2")
+    ids = torch.tensor([[9, 5, 6, 1, 2], [4, 5, 6, 3, 4], [9, 5, 6, 1, 2], [9, 5, 6, 7, 8]])
+    attention = torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 1, 1], [1] * 5, [1] * 5])
+    log_probs = token_log_probs(model, ids, attention, 2)
+    assert read == [(2, 3), (4, 1)]
+    assert not torch.equal(log_probs[0], log_probs[2])
+    expected = full_log_probs(model, ids, attention.bool(), 2, 1.0)
+    assert (log_probs - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_with_an_adapter(kind, read):
+    """It is in the layers, so both passes have it; the base model has no gradient."""
+    plain, model = adapted(kind)
+    ids, attention, mask = groups()
+    T = mask.shape[1]
+    log_probs = token_log_probs(model, ids, attention, T)
+    assert len(read) == 2
+    whole = by_whole_rows(model, ids, attention, T)
+    assert (log_probs - whole)[mask].abs().max() < 1e-5
+    assert_same_gradient(gradient(model, log_probs, mask), gradient(model, whole, mask))
+    read.clear()
+    with model.disable_adapter():  # the KL's reference
+        reference = token_log_probs(model, ids, attention, T)
+    assert len(read) == 2
+    assert (reference - full_log_probs(plain, ids, attention, T, 1.0))[mask].abs().max() < 1e-5
+    assert (reference - log_probs)[mask].abs().max() > 0.1
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_in_bfloat16_it_is_as_far_from_float32_as_whole_rows_are(model, stored, read):
+    """Another order of roundings, not more of them."""
+    ids, attention, mask = groups()
+    T = mask.shape[1]
+    exact = by_whole_rows(model, ids, attention, T)
+    exact_gradient = gradient(model, exact, mask)
+    model.to(stored)
+    policy = Policy(model, torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        whole = by_whole_rows(model, ids, attention, T)
+    whole_gradient = gradient(model, whole, mask)
+    read.clear()
+    log_probs = policy(ids, attention, T, 1.0)
+    assert len(read) == 2 and log_probs.dtype == torch.float32
+    far = (whole - exact)[mask].abs().max()
+    assert (log_probs - exact)[mask].abs().max() < 2 * far
+    far = (whole_gradient - exact_gradient).norm()
+    assert far > 1e-3 * exact_gradient.norm()  # it is in bfloat16
+    assert (gradient(model, log_probs, mask) - exact_gradient).norm() < 1.5 * far
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 9])
+def test_the_gradient_does_not_depend_on_the_micro_batches(model, size):
+    """Of micro-batches of one row none shares its prompt; of larger ones some rows do."""
+    ids, attention, mask = groups()
+    T = mask.shape[1]
+    expected = gradient(model, by_whole_rows(model, ids, attention, T), mask)
+    weights = torch.randn(mask.shape, generator=torch.Generator().manual_seed(4))
+    for rows in torch.arange(9).split(size):
+        log_probs = token_log_probs(model, ids[rows], attention[rows], T)
+        (log_probs * weights[rows])[mask[rows]].sum().backward()
+    found = nn.utils.parameters_to_vector(weight.grad for weight in model.parameters())
+    assert_same_gradient(found, expected)
+
+
+@pytest.mark.skipif("SMOLLM2" not in os.environ, reason="SMOLLM2 is no model's folder")
+@pytest.mark.parametrize("sizes", [(1, 4, 40, 20), (3, 3, 20, 30)])
+def test_with_a_real_model(sizes, read):
+    P, m, L, T = sizes
+    model = AutoModelForCausalLM.from_pretrained(os.environ["SMOLLM2"])
+    lengths = tuple(tuple(range(T - m, T)) for _ in range(P))
+    vocabulary = model.config.vocab_size
+    ids, attention, mask = groups(range(L - P, L), lengths, vocab_size=vocabulary)
+    T = mask.shape[1]
+    log_probs = token_log_probs(model, ids, attention, T, 0.9)
+    assert len(read) == 2
+    whole = by_whole_rows(model, ids, attention, T, 0.9)
+    assert (log_probs - whole)[mask].abs().max() < 1e-4
+    assert_same_gradient(gradient(model, log_probs, mask), gradient(model, whole, mask))
+
+
+# ---- when rows are read whole --------------------------------------------------------------------
+
+
+def test_rows_of_different_prompts_are_read_whole(model, read):
+    ids, attention, mask = groups(lengths=((6,), (5,), (4,)))
+    log_probs = token_log_probs(model, ids, attention, mask.shape[1])
+    assert read == [(3, 12)]
+    expected = full_log_probs(model, ids, attention, mask.shape[1], 1.0)
+    assert (log_probs - expected)[mask].abs().max() < 1e-5
+
+
+def test_checkpointed_layers_read_rows_whole(model, read):
+    """In train mode they drop the cache: the completions would not see their prompts."""
+    ids, attention, mask = groups()
+    T = mask.shape[1]
+    expected = gradient(model, by_whole_rows(model, ids, attention, T), mask)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for training, passes in ((True, 1), (False, 2)):
+        model.train(training)
+        read.clear()
+        found = gradient(model, token_log_probs(model, ids, attention, T), mask)
+        assert len(read) == passes
+        assert_same_gradient(found, expected)
+
+
+@pytest.mark.parametrize(("window", "passes"), [(3, 1), (12, 1), (13, 2), (64, 2), (None, 2)])
+def test_a_sliding_window_must_hold_the_row(window, passes, read):
+    """Rows of 13 tokens: a shorter window forgets a part of the prompt on the way."""
+    torch.manual_seed(0)
+    model = MistralForCausalLM(MistralConfig(sliding_window=window, **SIZE, **HEADS))
+    ids, attention, mask = groups()
+    T = mask.shape[1]
+    log_probs = token_log_probs(model, ids, attention, T)
+    assert len(read) == passes
+    expected = full_log_probs(model, ids, attention, T, 1.0)
+    assert (log_probs - expected)[mask].abs().max() < 1e-5
+    assert_same_gradient(gradient(model, log_probs, mask), gradient(model, expected, mask))
+
+
+def test_a_window_in_some_of_the_layers(read):
+    options = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    model = random_model("qwen2", **options)
+    assert model.config.layer_types == ["full_attention", "sliding_attention"]
+    ids, attention, mask = groups()
+    log_probs = token_log_probs(model, ids, attention, mask.shape[1])
+    assert len(read) == 1
+    expected = full_log_probs(model, ids, attention, mask.shape[1], 1.0)
+    assert (log_probs - expected)[mask].abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "state space", "convolutions"])
+def test_layers_without_keys_and_values_read_rows_whole(kind, read):
+    torch.manual_seed(0)
+    if kind == "recurrent":  # its configuration does not say so
+        model = RwkvForCausalLM(RwkvConfig(vocab_size=19, hidden_size=32, num_hidden_layers=2))
+    elif kind == "state space":
+        model = MambaForCausalLM(MambaConfig(**SIZE, state_size=4))
+    else:
+        kinds = ["conv", "full_attention"]
+        model = Lfm2ForCausalLM(Lfm2Config(**SIZE, **HEADS, layer_types=kinds))
+    ids, attention, mask = groups(prompts=(7, 7, 7), lengths=((6, 6), (6, 6), (6, 6)))
+    log_probs = token_log_probs(model, ids, attention, mask.shape[1])
+    assert len(read) == 1
+    expected = full_log_probs(model, ids, attention, mask.shape[1], 1.0)
+    assert (log_probs - expected)[mask].abs().max() < 1e-5
+
+
+def test_a_model_that_knows_no_cache_reads_rows_whole(read):
+    table = torch.randn(12, 12, generator=torch.Generator().manual_seed(2))
+    ids = torch.tensor([[10, 11, 5, 6], [10, 11, 6, 2]])
+    log_probs = token_log_probs(TableModel(table), ids, torch.ones_like(ids), 2)
+    assert read == [(2, 3)]
+    p = table.log_softmax(-1)
+    expected = torch.stack([p[[11, 5], [5, 6]], p[[11, 6], [6, 2]]])
+    assert (log_probs - expected).abs().max() < 1e-6

@@ -1,0 +1,321 @@
+"""A run's folder: files that are whole or not there, checkpoints, logs, models, one writer."""
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import (
+    assert_equal,
+    flags,
+    log_probs,
+    metrics,
+    small,
+    trained_weights,
+    wait_for,
+    weights_of,
+    without_times,
+)
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import train
+from support import tiny
+from support.errors import InputError
+from support.run import Run
+from support.storage import (
+    Folder,
+    Progress,
+    checkpoints,
+    json_line,
+    load_checkpoint,
+    read_rows,
+    save_checkpoint,
+    save_model,
+    write_atomically,
+)
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def test_a_file_is_replaced_at_once(tmp_path):
+    path = tmp_path / "eval.json"
+    path.write_text("old")
+    write_atomically(path, "new")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_checkpoints_are_ordered_by_number_and_two_are_kept(tmp_path):
+    for step in (999_998, 999_999, 1_000_000):
+        save_checkpoint({"step": step}, tmp_path / "checkpoint")
+    assert load_checkpoint(tmp_path / "checkpoint") == {"step": 1_000_000}
+    names = [path.name for path in checkpoints(tmp_path / "checkpoint")]
+    assert names == ["step_999999.pt", "step_1000000.pt"]
+    assert len(list((tmp_path / "checkpoint").iterdir())) == 2
+
+
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(tmp_path, capsys):
+    for step in (1, 2):
+        save_checkpoint({"step": step, "model": {"w": torch.ones(5000)}}, tmp_path)
+    newest = tmp_path / "step_000002.pt"
+    for damaged in (newest.read_bytes()[:5000], b"", b"not a checkpoint"):
+        newest.write_bytes(damaged)
+        assert load_checkpoint(tmp_path)["step"] == 1
+        assert "step_000002.pt is damaged" in capsys.readouterr().err
+    assert load_checkpoint(tmp_path / "none") is None
+
+
+def test_a_full_disk_leaves_no_half_checkpoint(tmp_path, monkeypatch):
+    def full(state, file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"cannot write .*step_000001.pt: .*No space left"):
+        save_checkpoint({"step": 1}, tmp_path / "checkpoint")
+    assert not list((tmp_path / "checkpoint").iterdir())
+
+
+def test_ctrl_c_while_a_checkpoint_is_written_is_no_disk_error(tmp_path, monkeypatch):
+    def interrupted(state, file):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise RuntimeError("unexpected pos 64 vs 0")  # noqa: B904, as torch's writer does
+
+    monkeypatch.setattr(torch, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint({"step": 1}, tmp_path / "checkpoint")
+    assert not list((tmp_path / "checkpoint").iterdir())
+
+
+def test_a_model_is_replaced_by_a_whole_one_or_not_at_all(tmp_path, monkeypatch):
+    model, tokenizer = tiny.make_model(0), tiny.make_tokenizer()
+    save_model(model, tokenizer, tmp_path / "model")
+    before = (tmp_path / "model" / "model.safetensors").read_bytes()
+
+    def full(self, folder, state_dict, **_):
+        Path(folder).mkdir()
+        if state_dict:  # before the first step all but the weights is written, for a trial
+            raise RuntimeError("I/O error: No space left on device")
+
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
+    with pytest.raises(OSError, match=f"cannot write {tmp_path / 'model'}: .*No space left"):
+        save_model(model, tokenizer, tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
+
+
+def test_numbers_that_json_does_not_have_are_null():
+    line = json_line({"step": 1, "loss": math.nan, "seconds": {"update": math.inf}, "name": "NaN"})
+    assert line == '{"step": 1, "loss": null, "seconds": {"update": null}, "name": "NaN"}\n'
+
+
+def test_the_last_line_of_a_log_may_be_half_but_no_other(tmp_path):
+    path, whole = tmp_path / "metrics.jsonl", ['{"step": 0}', '{"step": 1}']
+    assert read_rows(path) == []
+    for half in ('{"step": 2, "x', "", '{"step": 2, "\ufffd', "5", "{}"):
+        path.write_text("\n".join([*whole, half]))
+        assert read_rows(path) == [{"step": 0}, {"step": 1}]
+        if half:
+            path.write_text("\n".join([whole[0], half, whole[1]]) + "\n")
+            with pytest.raises(InputError, match=r"metrics.jsonl, line 2 is damaged: mend"):
+                read_rows(path)
+    path.write_bytes("\n".join([*whole, '{"step": 2, "x']).encode() + b"\xe2")
+    assert read_rows(path) == [{"step": 0}, {"step": 1}]
+
+
+# ---- the folder ----------------------------------------------------------------------------------
+
+
+def test_outputs_are_complete_and_readable(finished):
+    rows = metrics(finished)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in rows if "eval_accuracy" in row] == [0, 3, 6]
+    for row in rows[1:]:
+        assert set(row["seconds"]) == {"generate", "score", "select", "update", "sync"}
+        for name in ("time", "reward", "reward_kept", "reward_std", "accuracy", "loss"):
+            assert math.isfinite(row[name]), name
+        assert row["grad_norm"] >= 0 and row["skipped"] in (0, 1)
+        assert row["groups"] == 2 and 0 <= row["groups_without_signal"] <= 2
+        assert 0 < row["completion_length"] <= 26
+        assert 0 <= row["truncated"] <= 1 and row["grader_failures"] == 0
+    assert rows[-1]["time"] == pytest.approx(sum(sum(r["seconds"].values()) for r in rows[1:]))
+    assert json.loads((finished / "config.json").read_text())["n"] == 8
+    assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG")
+    names = [path.name for path in checkpoints(finished / "checkpoint")]
+    assert names == ["step_000004.pt", "step_000006.pt"]
+    assert not list(finished.rglob("*.tmp"))
+
+
+def test_rollouts_file_shows_kept_and_dropped_with_reward_parts(finished):
+    rows = [json.loads(line) for line in (finished / "rollouts.jsonl").read_text().splitlines()]
+    assert {row["step"] for row in rows} == {1, 2, 3, 4, 5, 6}
+    assert {row["kept"] for row in rows} == {True, False}
+    for row in rows:
+        total = row["accuracy"] + 0.1 * row["format"] + 0.1 * row["tag_count"]
+        assert row["total"] == pytest.approx(total)
+        assert "<eos>" not in row["completion"]
+        assert row["prompt"].endswith("=")
+
+
+def test_saved_model_is_an_ordinary_folder(finished):
+    model = AutoModelForCausalLM.from_pretrained(finished / "model")
+    tokenizer = AutoTokenizer.from_pretrained(finished / "model")
+    inputs = tokenizer("12+34=", return_tensors="pt")
+    assert model(**inputs).logits.shape == (1, 6, 19)
+    shipped = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY).state_dict()
+    trained = model.state_dict()
+    assert trained.keys() == shipped.keys()
+    assert any((trained[name] != shipped[name]).any() for name in shipped)
+
+
+def test_a_checkpoint_holds_each_trained_weight_once_and_its_moments(finished):
+    state = load_checkpoint(finished / "checkpoint")
+    assert (state["step"], state["processes"]) == (6, 1)
+    assert state["time"] == metrics(finished)[-1]["time"]
+    saved = weights_of(finished)
+    assert set(saved) - set(state["model"]) == {"lm_head.weight"}  # tied to the embeddings
+    assert all(torch.equal(saved[name], weight) for name, weight in state["model"].items())
+    assert set(state["optimizer"]["state"]) == set(state["model"])
+
+
+def test_a_folder_that_holds_something_is_not_overwritten(finished, tmp_path, capsys):
+    before = (finished / "metrics.jsonl").read_text()
+    assert train.main(flags(out=finished)) == 2
+    assert "is not empty: add --resume" in capsys.readouterr().err
+    assert (finished / "metrics.jsonl").read_text() == before
+    with pytest.raises(InputError, match="is a file: name a folder"):
+        (tmp_path / "file").touch()
+        Folder(tmp_path / "file", Run(small())).create()
+
+
+def test_a_folder_has_one_writer(tmp_path, capsys, in_background):
+    """The second one is refused for as long as the first one lives, and not a moment longer."""
+    out = tmp_path / "run"
+    process = in_background(*flags(steps=10**6), "--out", out)
+    wait_for(lambda: list(out.glob("checkpoint/*.pt")), process)
+    before = (out / "config.json").read_text()
+    for arguments in (["--resume", "--out", str(out)], flags(out=out)):
+        assert train.main(arguments) == 2
+        assert str(out) in capsys.readouterr().err
+    assert (out / "config.json").read_text() == before
+    process.kill()
+    process.join()
+    done = len(without_times(out))
+    assert train.main(["--resume", "--out", str(out), "--steps", str(done + 2)]) == 0
+
+
+def test_the_command_can_be_given_again_if_it_failed_at_the_beginning(tmp_path):
+    """A lock alone is no run."""
+    Folder(tmp_path / "run", Run(small())).create()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock"]
+    train.train(small(steps=1), tmp_path / "run")
+
+
+# ---- going back ----------------------------------------------------------------------------------
+
+
+def test_going_back_brings_weights_moments_and_logs_to_the_checkpoint(tmp_path):
+    config = small(steps=3)
+    train.train(config, tmp_path / "run")
+    kept = metrics(tmp_path / "run")
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 4, "time": 9}\n{"step": 5, "tim')
+    run = Run(config)
+    folder = Folder(tmp_path / "run", run)
+    progress = folder.go_back()
+    assert progress == Progress(3, kept[-1]["time"], kept)
+    assert metrics(tmp_path / "run") == kept
+    state = load_checkpoint(tmp_path / "run" / "checkpoint")
+    assert_equal(trained_weights(run.model), state["model"])
+    moments = run.learner.optimizer.state
+    for name, weight in run.model.named_parameters():
+        for kind, moment in state["optimizer"]["state"][name].items():
+            assert torch.equal(moments[weight][kind], moment), (name, kind)
+    # The sampler acts on these weights too.
+    torch.testing.assert_close(log_probs(run.sampler.model), log_probs(run.model), rtol=0, atol=0)
+
+
+def test_a_checkpoint_before_the_first_update_has_no_moments(tmp_path):
+    """Asked for its state too early, torch's optimizer would make a step, and count it."""
+    run = Run(small())
+    folder = Folder(tmp_path / "run", run)
+    folder.create()
+    folder.write_settings()
+    folder.save(Progress(2, 1.0))
+    assert "optimizer" not in load_checkpoint(tmp_path / "run" / "checkpoint")
+    assert not run.learner.optimizer.state
+    folder.lock.close()
+    again = Run(small())
+    assert Folder(tmp_path / "run", again).go_back().step == 2
+    assert not again.learner.optimizer.state
+
+
+def test_a_checkpoint_with_an_adapter_holds_only_what_trains(tmp_path):
+    train.train(small(steps=2, lora_rank=4, merge=True), tmp_path / "run")
+    state = load_checkpoint(tmp_path / "run" / "checkpoint")
+    assert state["model"] and all(".lora_" in name for name in state["model"])
+    assert set(state["optimizer"]["state"]) == set(state["model"])
+    files = {path.name for path in (tmp_path / "run" / "model").iterdir()}
+    assert "adapter_config.json" in files and "model.safetensors" not in files
+    adapter = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "merged")
+    torch.testing.assert_close(log_probs(adapter), log_probs(merged), atol=1e-4, rtol=0)
+
+
+def test_the_checkpoint_of_another_model_is_refused(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    with pytest.raises(InputError, match="is of another model"):
+        Folder(tmp_path / "run", Run(small(lora_rank=4))).go_back()
+
+
+def test_what_cannot_be_resumed_says_so_and_loses_nothing(finished, tmp_path, capsys):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    for path in (out / "checkpoint").iterdir():
+        path.unlink()
+    before = (out / "metrics.jsonl").read_text()
+    for more in ((), ("--save-every", "1000")):
+        assert train.main(["--resume", "--out", str(out), "--steps", "8", *more]) == 2
+        assert "no checkpoint that can be read" in capsys.readouterr().err
+    assert (out / "metrics.jsonl").read_text() == before
+    assert json.loads((out / "config.json").read_text())["steps"] == 6  # as before
+
+
+def test_a_damaged_line_in_the_log_loses_nothing(finished, tmp_path, capsys):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    damaged = "\n".join([*lines[:2], '{"broken', *lines[3:]]) + "\n"
+    (out / "metrics.jsonl").write_text(damaged)
+    assert train.main(["--resume", "--out", str(out), "--steps", "8"]) == 2
+    assert "metrics.jsonl, line 3 is damaged" in capsys.readouterr().err
+    assert (out / "metrics.jsonl").read_text() == damaged
+
+
+# ---- a disk that is full, as the user sees it ----------------------------------------------------
+
+
+def test_a_disk_that_is_full_when_the_model_is_written_is_one_line(tmp_path, monkeypatch, capsys):
+    def full(self, folder, state_dict, **_):
+        Path(folder).mkdir()
+        if state_dict:  # before the first step all but the weights is written, for a trial
+            raise RuntimeError("I/O error: No space left on device")
+
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
+    assert train.main(flags(steps=2, out=tmp_path / "run")) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("train.py: cannot write") and "No space left" in error
+    assert not (tmp_path / "run" / "model.tmp").exists()
+    assert list((tmp_path / "run" / "checkpoint").iterdir())
+
+
+def test_folders_that_cannot_be_written_are_one_line(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for out in ("/proc/run", tmp_path / "file" / "run"):
+        assert train.main(flags(out=out)) == 1
+        (line,) = re.findall("^train.py: .*", capsys.readouterr().err, re.MULTILINE)
+        assert str(out) in line

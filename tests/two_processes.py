@@ -1,0 +1,274 @@
+"""What test_two_processes.py runs in two processes at once; everyone's findings go to OUT/found.pt.
+
+torchrun --standalone --nproc-per-node 2 -- tests/two_processes.py OUT TASK together|KIND
+"""
+
+import dataclasses
+import io
+import os
+import resource
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import train
+from grpo import group_advantages
+from pods import down_sample
+from rollouts import Rollouts, TorchSampler
+from support.evaluation import evaluation
+from support.learner import Learner
+from support.models import load_model
+from support.processes import Processes, combined, whole
+from support.run import Run
+from support.settings import Config
+from support.storage import Folder, Progress
+
+# Four prompts' rewards, two prompts a process: all groups have a signal, or one process has none.
+REWARDS = {
+    "all": [
+        [1.0, 0.0, 0.5, 0.0, 1.2],
+        [0.2, 0.0, 0.2, 0.2, 1.0],
+        [0.1, 0.1, 0.1, 0.1, 0.1],
+        [0.0, 1.2, 0.2, 1.2, 0.0],
+    ],
+    "first": [[1.0, 0.0, 0.5, 0.0, 1.2], [0.2, 0.0, 0.2, 0.2, 1.0], [0.2] * 5, [0.0] * 5],
+    "second": [[0.2] * 5, [1.2] * 5, [1.0, 0.0, 0.5, 0.0, 1.2], [0.2, 0.0, 0.2, 0.2, 1.0]],
+}
+PROMPTS = ["47+85=", "10+16=", "99+99=", "58+67="]
+CASES = [
+    {"loss_type": loss_type, "micro_batch": micro_batch, "rewards": rewards, "beta": beta}
+    for loss_type in ("grpo", "dapo", "dr_grpo")
+    for micro_batch in (3, 64)
+    for rewards in REWARDS
+    for beta in (0.0, 0.5)
+]
+KINDS = {
+    "DDP": {},
+    "--shard": {"shard": True},
+    "--shard, adapter": {"shard": True, "lora_rank": 4},
+}
+SENDING = ("c10d::allreduce_", "c10d::_reduce_scatter_base_")  # as torch's profiler calls them
+T = 26  # tokens of a completion at most
+
+
+def learner_and_rollouts(config: Config) -> tuple[Learner, Rollouts]:
+    """The tiny policy, a little away from its reference, and five rollouts of each prompt."""
+    model, tokenizer = load_model("tiny_policy")
+    prompts = tokenizer(PROMPTS)["input_ids"]
+    rollouts = TorchSampler(model, tokenizer).generate(prompts, 5, T, 1.0, seed=0)
+    learner = Learner(model, config, Processes())
+    with torch.no_grad():
+        for weight in learner.model.parameters():
+            if weight.requires_grad:
+                weight.mul_(1.02).add_(0.005)
+    return learner, rollouts
+
+
+def part(rollouts: Rollouts, mine: slice) -> Rollouts:
+    fields = dataclasses.fields(Rollouts)
+    return Rollouts(**{field.name: getattr(rollouts, field.name)[mine] for field in fields})
+
+
+def gradients(mine: slice, **settings) -> tuple[list[dict], dict]:
+    """The gradient of every case, this process having the groups `mine`; then the weights after
+    a real update of two epochs, clipped."""
+    config = Config(n=5, m=5, max_grad_norm=1e9, beta=0.5, **settings)
+    learner, rollouts = learner_and_rollouts(config)
+    kept, found = part(rollouts, mine), []
+    (group,) = learner.optimizer.param_groups
+    group["lr"] = 0.0  # the gradient only
+    for case in CASES:
+        changes = {name: value for name, value in case.items() if name != "rewards"}
+        learner.config = dataclasses.replace(config, **changes)
+        advantages = group_advantages(torch.tensor(REWARDS[case["rewards"]]))[mine]
+        stats = train.update(learner, kept, advantages, T)
+        named = [(name, w.grad) for name, w in learner.model.named_parameters() if w.requires_grad]
+        # A process that has computed nothing yet has no loss; their sum is the update's.
+        losses = learner.processes.gather(stats["loss"])
+        found.append({name: whole(grad).clone() for name, grad in named})
+        found[-1] |= {"norm": torch.tensor(stats["grad_norm"]), "loss": torch.tensor(sum(losses))}
+        found[-1]["loss"] /= len(losses)
+    learner.config = dataclasses.replace(config, epochs=2, micro_batch=3, max_grad_norm=1e-3)
+    learner.optimizer.state.clear()
+    group["lr"] = 3e-4
+    advantages = group_advantages(torch.tensor(REWARDS["all"]))[mine]
+    assert train.update(learner, kept, advantages, T)["grad_norm"] > 1e-3
+    weights = {name: whole(weight.detach()) for name, weight in learner.model.named_parameters()}
+    return found, weights
+
+
+def run_of(task: str, **settings) -> Run:
+    small = dict(task=task, n=8, m=4, prompts_per_step=1, steps=6, eval_problems=17, save_every=2)
+    return Run(Config(**small | settings))
+
+
+def learn(task: str, P: int) -> list[float]:
+    """Held-out accuracy after 30 steps, three seeds."""
+    accuracies, settings = [], dict(n=32, m=8, prompts_per_step=P, lr=5e-4, eval_problems=500)
+    for seed in range(3):
+        run = run_of(task, **settings, eval_task="arithmetic", seed=seed)
+        for step in range(1, 31):
+            train.train_step(run, step)
+        accuracies.append(evaluation(run)["arithmetic"]["accuracy"])
+    return accuracies
+
+
+def evaluated(task: str) -> dict:
+    """Enough problems for several calls of the sampler."""
+    return evaluation(run_of(task, eval_task="arithmetic", eval_problems=300, eval_samples=4))
+
+
+# ---- only together -------------------------------------------------------------------------------
+
+
+def sends(rank: int) -> dict[str, list[int]]:
+    """How often gradients are sent in an update of 1, of 2 and of 10 micro-batches."""
+    counts = {}
+    for kind in ("DDP", "--shard"):
+        learner, rollouts = learner_and_rollouts(Config(n=5, m=5, **KINDS[kind]))
+        kept, counts[kind] = part(rollouts, slice(2 * rank, 2 * rank + 2)), []
+        advantages = torch.tensor([[1.0, -1.0, 0.5, -0.5, 0.1]] * 2)
+        for micro_batch in (64, 5, 1):  # after a first update DDP makes other buckets
+            learner.config = dataclasses.replace(learner.config, micro_batch=micro_batch)
+            with profile(activities=[ProfilerActivity.CPU]) as profiler:
+                train.update(learner, kept, advantages, T)
+            calls = [event.name for event in profiler.events()]
+            counts[kind].append(sum(call in SENDING for call in calls))
+    return counts
+
+
+def seeds(task: str) -> list[dict]:
+    """Which problems each process gets in three steps, and what its seeds make of one prompt."""
+    run, seen = run_of(task), []
+    for step in (1, 2, 3):
+        problems, _ = run.prompts(step)
+        same_prompt = run.train_data.prompt_ids[:1]
+        (texts,) = run.sampler.generate(same_prompt, 8, T, 1.0, run.seed("rollouts", step)).texts
+        generator = torch.Generator().manual_seed(run.seed("rule", step))
+        chosen = down_sample(torch.zeros(1, 64), 8, "random", generator).tolist()
+        seen.append({"prompts": [p.prompt for p in problems], "rollouts": texts, "rule": chosen})
+    return seen
+
+
+def exchanged(rank: int) -> dict:
+    """What the methods of `Processes` give this process."""
+    processes = Processes()
+    found = {
+        "rank": (processes.rank, processes.count, processes.first),
+        "gather": processes.gather(rank * 10),
+        "any": [processes.any(rank == 1), processes.any(False)],
+        "on_first": [processes.on_first(lambda: rank), processes.on_first(lambda: 7, send=False)],
+        "combined": combined(processes.gather({"groups": 4, "reward": float(rank)})),
+    }
+
+    def fail() -> None:
+        raise OSError(28, "No space left")
+
+    for error, work in (("OSError", fail), ("InputError", lambda: Config(m=1))):
+        try:
+            processes.on_first(work)
+        except SystemExit as left:
+            found[error] = left.code
+        except (OSError, ValueError) as raised:
+            found[error] = type(raised).__name__
+    return found
+
+
+def said(*arguments: object) -> tuple[int, str, str]:
+    """What train.py's main returns and prints in this process."""
+    output, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(output), redirect_stderr(errors):
+        try:
+            code = train.main([*map(str, arguments)])
+        except SystemExit as left:
+            code = left.code
+    return code, output.getvalue(), errors.getvalue()
+
+
+def full_disk(out: Path, task: str) -> tuple[int, str, str]:
+    """A run whose first checkpoint does not fit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
+    size = ("--n", 8, "--m", 4, "--prompts-per-step", 1, "--eval-problems", 17)
+    try:
+        return said("--task", task, *size, "--steps", 6, "--save-every", 2, "--out", out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def adapter_goes_on(out: Path, task: str) -> dict:
+    """A sharded adapter in bfloat16, stopped after three steps and gone on with."""
+    settings = dict(shard=True, lora_rank=4, merge=True, beta=0.1, dtype="bfloat16", micro_batch=3)
+    settings |= dict(gradient_checkpointing=True, lr=1e-2)
+
+    def weights(run: Run) -> dict:
+        return {name: whole(w.detach()).clone() for name, w in run.model.named_parameters()}
+
+    run, gaps = run_of(task, **settings), []
+    folder = Folder(out, run)
+    folder.create()
+    folder.write_settings()
+    for step in (1, 2, 3):
+        row, _ = train.train_step(run, step)
+        gaps.append(row["logprob_gap"]["mean"])
+        folder.log(row | {"step": step, "time": float(step)})
+    folder.save(Progress(3, 3.0))
+    saved = weights(run)
+    train.train_step(run, 4)
+    if run.processes.first:
+        folder.lock.close()
+    again = run_of(task, **settings)
+    progress = Folder(out, again).go_back()
+    found = {"gaps": gaps, "progress": (progress.step, progress.time, len(progress.rows))}
+    found["back"] = all(torch.equal(w, saved[name]) for name, w in weights(again).items())
+    train.train_step(again, 4)
+    expected = weights(run)
+    found["on"] = all(torch.equal(w, expected[name]) for name, w in weights(again).items())
+    found["moved"] = any(not torch.equal(w, saved[name]) for name, w in expected.items())
+    Folder(out, again).save_models()
+    return found
+
+
+def together(out: Path, task: str, rank: int) -> dict[str, Callable[[], object]]:
+    mine = slice(2 * rank, 2 * rank + 2)
+    work = {kind: lambda kind=kind: gradients(mine, **KINDS[kind]) for kind in KINDS}
+    return work | {
+        "sends": lambda: sends(rank),
+        "seeds": lambda: seeds(task),
+        "learn": lambda: learn(task, 2),
+        "exchanged": lambda: exchanged(rank),
+        "bad flag": lambda: said("--nonsense"),
+        "bad number": lambda: said("--m", 80),
+        "bad model": lambda: said("--model", "./missing", "--out", out / "none"),
+        "full disk": lambda: full_disk(out / "full", task),
+        "adapter": lambda: adapter_goes_on(out / "adapter", task),
+        "evaluated": lambda: evaluated(task),
+        # The last one: it leaves the group.
+        "eval only": lambda: said("--eval-only", "--task", task, "--out", out / "evaluation"),
+    }
+
+
+def with_engine(task: str, kind: str) -> dict:
+    """Two steps and one prompt's rollouts with vLLM, of which a process has one in its life."""
+    run = run_of(task, sampler="vllm", **KINDS[kind])
+    rows = [train.train_step(run, step)[0] for step in (1, 2)]
+    prompt = run.train_data.prompt_ids[:1]
+    (texts,) = run.sampler.generate(prompt, 8, T, 1.0, run.seed("rollouts", 3)).texts
+    return {"rows": rows, "texts": texts}
+
+
+if __name__ == "__main__":
+    out, task, what = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    torch.set_num_threads(1)
+    rank = Processes().rank
+    if what == "together":
+        found = {name: work() for name, work in together(out, task, rank).items()}
+    else:
+        found = with_engine(task, what)
+    torch.save(found, out / f"found_{rank}.pt")
+    sys.stdout.flush()
+    os._exit(0)  # the runs were not left: their group is not to be taken apart
