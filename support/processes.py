@@ -107,6 +107,14 @@ class Processes:
         with nullcontext() if alone or last else policy.no_sync():
             yield
 
+    def spread_again(self, policy: nn.Module) -> None:
+        """To be called after a forward pass that no backward pass follows.
+
+        FSDP leaves the outermost weights gathered for the backward pass, which spreads them again.
+        """
+        if isinstance(policy, FSDPModule):
+            policy.reshard()
+
     # -- what is exchanged
 
     def gather(self, thing: object) -> list:

@@ -149,6 +149,7 @@ class Rehearsal:
         sampled, T = rollouts.log_probs.flatten(0, 1), mask.shape[1]  # [B, T]
         score = partial(run.learner.policy, ids, attention, T, config.temperature)
         trained = self._try("be trained", score)  # [B, T]
+        run.processes.spread_again(run.learner.policy)
         gap = max(run.processes.gather((trained - sampled).abs()[mask].mean().item()))
         if gap <= FAR[config.dtype]:
             return
