@@ -74,11 +74,7 @@ class Folder:
     # -- the beginning
 
     def create(self) -> Progress:
-        """Make the folder of a new run.
-
-        Raises:
-            InputError: there is something in it already, or someone is writing there.
-        """
+        """Make the folder of a new run; InputError if it is in use, or holds something already."""
         self.processes.on_first(self._create)
         return Progress()
 

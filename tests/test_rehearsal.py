@@ -215,7 +215,7 @@ needs_vllm = pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="ne
 def test_with_vllm_a_model_trains_or_is_refused(tmp_path, capsys, name):
     """Its kernels for some architectures compute something else, or cannot be loaded twice."""
     moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    options = {"head_dim": 8} | (moe if name.endswith("Moe") else {})
+    options = {"head_dim": 32} | (moe if name.endswith("Moe") else {})
     folder = folder_of(of_kind(name, **(options if "Qwen" in name else {})), tmp_path / name)
     code = train_on(folder, tmp_path / "out", "--sampler", "vllm")
     if name == "Qwen3":

@@ -135,7 +135,8 @@ def test_at_a_low_temperature_it_is_greedy_like_transformers(kind):
         pad_token_id=tokenizer.pad_token_id,
     )[:, rollouts.prompt_ids.shape[1] :]
     for i in range(2):
-        assert torch.equal(rollouts.completion_ids[:, i], greedy[:, : rollouts.mask.shape[-1]])
+        mask = rollouts.mask[:, i]
+        assert torch.equal(rollouts.completion_ids[:, i][mask], greedy[:, : mask.shape[1]][mask])
 
 
 # ---- seeds ---------------------------------------------------------------------------------------
