@@ -119,10 +119,8 @@ class Folder:
         if before != now:
             print(f"the run had {before} process(es) and goes on with {now}: from here on it sees")
             print("other prompts and rollouts than it would have seen")
-        now = self.run.data_digests()
-        before = found["data"] or now  # older checkpoints have none
-        for name in sorted(before.keys() | now.keys()):
-            if before.get(name) != now.get(name):
+        for name, digest in self.run.data_digests().items():
+            if (found["data"] or {}).get(name, digest) != digest:  # older checkpoints have none
                 say(f"--resume: prompts or answers ({name}) are others than when the run began")
         if found["weights"]:
             self._set_state(state or {}, found["moments"])
