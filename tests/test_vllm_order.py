@@ -39,6 +39,11 @@ class FakeEngine:
         return self.emptied
 
 
+def close_running() -> None:
+    if VLLMSampler.running is not None:
+        VLLMSampler.running.close()
+
+
 @pytest.fixture
 def vllm(monkeypatch):
     """Puts a package in vLLM's place, with an engine that only writes down, on this device."""
@@ -54,9 +59,9 @@ def vllm(monkeypatch):
         monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
         return engine
 
+    close_running()  # a real engine left by other tests ends with the real package, not this one
     yield on
-    if VLLMSampler.running is not None:
-        VLLMSampler.running.close()
+    close_running()
 
 
 def test_on_a_gpu_the_engine_sleeps_during_the_update_and_wakes_in_the_sync(vllm):
