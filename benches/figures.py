@@ -50,6 +50,23 @@ def draw_arms(ax, arms: dict[str, Arm], spacing: float, title: str) -> None:
     ax.set_xlabel("training time (seconds, evaluation excluded)")
     ax.grid(alpha=0.3)
     ax.legend(fontsize=8, loc="lower right")
+    zoom(ax)
+
+
+def zoom(ax) -> None:
+    """Where two arms or more end above 0.9, an inset of what decides between them."""
+    lines = [line for line in ax.get_lines() if line.get_ydata()[-1] > 0.9]
+    if len(lines) < 2:
+        return
+    inset = ax.inset_axes((0.45, 0.53, 0.53, 0.36))
+    lowest, start = 1.0, 0.35 * max(line.get_xdata()[-1] for line in lines)
+    for line in lines:
+        times, accuracies = np.array(line.get_xdata()), np.array(line.get_ydata())
+        inset.plot(times, accuracies, color=line.get_color())
+        lowest = min([lowest, *accuracies[times >= start]])
+    inset.set(xlim=(start, None), ylim=(max(0.85, lowest - 0.005), 1.002))
+    inset.tick_params(labelsize=7)
+    inset.grid(alpha=0.3)
 
 
 def draw_runs(ax, runs: Sequence[Trace], spacing: float, label: str, color: str | tuple) -> None:
