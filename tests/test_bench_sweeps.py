@@ -2,6 +2,10 @@
 
 import json
 
+import pytest
+
+import bench
+from benches import sweeps
 from benches.sweeps import SWEEPS, rare_start
 from support.settings import Config
 from support.tasks import load_task
@@ -13,6 +17,26 @@ def test_a_sweep_varies_one_number_and_its_settings_can_run():
         assert len({getattr(one, name) for one in settings}) == len(arms) > 1
         (fixed,) = {"n", "m"} - {name}
         assert len({getattr(one, fixed) for one in settings}) == 1
+
+
+def test_the_sweep_of_starts_races_grpo_and_pods_from_both_embedded_policies(monkeypatch):
+    class Enough(Exception):
+        pass
+
+    def look(settings, *_):
+        raise Enough({name: list(rates.values()) for name, rates in settings.items()})
+
+    monkeypatch.setattr(sweeps, "run_heats", look)
+    arguments = bench.parse(["race", "--sweep", "starts", "--grid", "2e-4", "4.5e-4"])
+    with pytest.raises(Enough) as found:
+        arguments.function(arguments)
+    (settings,) = found.value.args
+    assert list(settings) == ["grpo cpu", "pods cpu", "grpo rare", "pods rare"]
+    for name, configs in settings.items():
+        assert [config.lr for config in configs] == [2e-4, 3e-4, 4.5e-4]
+        for config in configs:
+            assert config.n == (64 if "pods" in name else 16) and config.m == 16
+            assert (config.model == "rare_policy") == (config.task == "carries") == ("rare" in name)
 
 
 def test_a_rare_start_is_a_model_and_a_task_that_are_made_once(tmp_path):

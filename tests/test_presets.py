@@ -6,6 +6,7 @@ import pytest
 
 from support import presets
 from support.settings import Config
+from support.tiny import STARTS
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)
@@ -50,6 +51,13 @@ def test_presets_have_the_papers_numbers(name, model, task, n, m, minutes, proce
         assert config.reward_weights == (1, 1, 1)
         assert config.prompts_per_step * m / config.micro_batch == 4  # accumulation steps
         assert config.gradient_checkpointing
+
+
+def test_the_rare_preset_is_the_embedded_policy_that_is_hardly_ever_right():
+    config = Config(**presets.PRESETS["rare"])
+    _, task, (_, most) = STARTS[config.model]
+    assert config.task == task and most <= 0.01
+    assert config.minutes == 0.5  # README: two half minutes
 
 
 def test_this_machine_has_this_computers_memory():
