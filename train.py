@@ -159,6 +159,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         rewards = torch.tensor(parts["total"], dtype=torch.float64).view(P, n)  # [P, n]
     with run.clock("select"):
         # Each group is decided by its own rewards alone: processes need not communicate for it.
+        # Of equally good ones the first are kept: rollouts have no order, so that is by chance.
         generator = torch.Generator().manual_seed(run.seed("rule", step))
         seen = torch.tensor(parts[config.select_by], dtype=torch.float64).view(P, n)  # [P, n]
         keep = down_sample(seen, m, config.rule, generator)  # [P, m]
