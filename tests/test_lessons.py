@@ -62,6 +62,8 @@ def said(monkeypatch) -> list[str]:
     monkeypatch.setattr(lessons, "SHORT", True)
     monkeypatch.setattr(lessons, "say", shown.append)
     monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
+    # Rendering all sums takes longer than what is tested here.
+    monkeypatch.setattr(tasks, "load_task", lambda name, split, source=None: load_task(TASK, split))
     return shown
 
 
@@ -69,8 +71,7 @@ def said(monkeypatch) -> list[str]:
 
 
 @pytest.mark.parametrize(("n", "m", "rule"), [(16, 4, "max_variance"), (8, 8, "random")])
-def test_the_loop_of_notebook_0_is_train_step(n, m, rule, monkeypatch):
-    monkeypatch.setattr(tasks, "load_task", lambda name, split, source=None: load_task(TASK, split))
+def test_the_loop_of_notebook_0_is_train_step(n, m, rule):
     notebook = Notebook(0)
     notebook.imports()
     policy, notebook.names["tokenizer"] = load_model("tiny_policy")
