@@ -17,24 +17,34 @@ from benches.measure import new_figure
 from benches.standings import Arm, Trace, common_grid
 from support.run import PHASES
 
-NAMES = {
-    "grpo": "GRPO",
-    "grpo-ga": "GRPO-GA",
-    "pods": "PODS (max-variance)",
-    "random": "random",
-    "max-reward": "max-reward",
-    "percentile": "percentile",
+STYLES = {  # of each arm of bench.py: its name and its colour, the same in every picture
+    "grpo": ("GRPO", "tab:gray"),
+    "grpo-ga": ("GRPO-GA", "tab:blue"),
+    "pods": ("PODS (max-variance)", "tab:orange"),
+    "random": ("random", "tab:green"),
+    "max-reward": ("max-reward", "tab:red"),
+    "percentile": ("percentile", "tab:purple"),
+    "reinforce": ("REINFORCE", "tab:brown"),
+    "2-grpo": ("2-GRPO", "tab:pink"),
+    "grpo-signal": ("GRPO, mean over groups with signal", "black"),
+    "pods-signal": ("PODS, mean over groups with signal", "chocolate"),
+    "pods-accuracy": ("PODS, selecting on accuracy", "gold"),
+    "pods-all": ("PODS, advantages over all n", "tab:olive"),
+    "cppo": ("CPPO", "tab:cyan"),
 }
-COLORS = dict(
-    zip(NAMES, ("tab:gray", "tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple"))
-)
+NAMES = {arm: name for arm, (name, _) in STYLES.items()}
+COLORS = {arm: color for arm, (_, color) in STYLES.items()}
+COLORS["max-variance"] = COLORS["pods"]  # the rule's name
 
 
 def look(names: Sequence[str]) -> dict[str, dict]:
     """Label and colour of each arm; those of a sweep go from dark to light."""
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(names)))
     return {
-        name: {"label": NAMES.get(name, name), "color": COLORS.get(name, tuple(shade))}
+        name: {
+            "label": NAMES.get(name, name),
+            "color": COLORS.get(name.replace("_", "-"), tuple(shade)),
+        }
         for name, shade in zip(names, shades)
     }
 

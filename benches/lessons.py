@@ -13,7 +13,6 @@ A notebook holds what is learned from; what would only be scrolled past is here.
 import io
 import os
 import time
-import warnings
 from collections.abc import Callable, Sequence
 
 import matplotlib.pyplot as plt
@@ -33,7 +32,6 @@ def prepare() -> None:
     """One thread (the fastest for a small policy), no progress bars, the look of the figures."""
     torch.set_num_threads(1)
     transformers.logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", message="IProgress")  # no bars here, so none missing
     plt.rcParams.update({"figure.dpi": 80, "axes.grid": True, "grid.alpha": 0.3, "font.size": 10})
 
 
@@ -80,7 +78,7 @@ class LiveCurves:
             axes.plot(*zip(*self.curves[name]), marker="o", ms=3, **style)
         axes.set(**self.labels)
         axes.grid(alpha=0.3)
-        axes.legend(loc="lower right")
+        axes.legend(loc="best")
         with io.BytesIO() as file:
             figure.savefig(file)
             image = Image(data=file.getvalue(), format="png")
