@@ -76,6 +76,7 @@ def zoom(ax) -> None:
         lowest = min([lowest, *accuracies[times >= start]])
     inset.set(xlim=(start, None), ylim=(max(0.85, lowest - 0.005), 1.002))
     inset.tick_params(labelsize=7)
+    inset.patch.set_alpha(0.8)
     inset.grid(alpha=0.3)
 
 

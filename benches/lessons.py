@@ -28,11 +28,11 @@ LOW, HIGH, REST, EDGE = "tab:blue", "tab:orange", "lightgray", "tab:red"  # of r
 SHORT = bool(os.environ.get("CI"))  # a test wants to know whether it runs, not what comes out
 
 
-def prepare() -> None:
+def prepare(dpi: int = 80) -> None:
     """One thread (the fastest for a small policy), no progress bars, the look of the figures."""
     torch.set_num_threads(1)
     transformers.logging.disable_progress_bar()
-    plt.rcParams.update({"figure.dpi": 80, "axes.grid": True, "grid.alpha": 0.3, "font.size": 10})
+    plt.rcParams.update({"figure.dpi": dpi, "axes.grid": True, "grid.alpha": 0.3, "font.size": 10})
 
 
 def at_most(number: int, short: int) -> int:
@@ -163,7 +163,7 @@ def draw_parabola(value: Callable[[float], float], low: float, x: float, high: f
         axes.plot(at, value(at), "o", ms=8, color=color, label=f"{name}: {at:g}")
     axes.set(title="Moving one reward of S to a left-out one on its outer side")
     axes.set(xlabel="the moved reward x (points)", ylabel="variance of S, V(x) (points²)")
-    axes.legend(loc="upper right")
+    axes.legend(loc="best")
     plt.show()
 
 
