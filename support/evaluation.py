@@ -54,7 +54,7 @@ def evaluate(run: Run, data: Data) -> dict[str, float]:
     rank, processes = run.processes.rank, run.processes.count
     at_once = max(1, 128 // k)
     if config.sampler == "vllm":
-        at_once = max(at_once, math.ceil(len(problems) / processes))
+        at_once = math.ceil(len(problems) / processes)
     parts = {name: [] for name in REWARD_PARTS}
     parts |= {"finished": [], "length": []}
     for start in range(0, len(problems), at_once)[rank::processes]:

@@ -47,10 +47,10 @@ def test_evaluation_numbers_are_those_of_a_loop_over_completions():
 
 @pytest.mark.parametrize(
     ("sampler", "count", "expected"),
-    [("torch", 1, [16, 16, 8]), ("vllm", 1, [40]), ("vllm", 3, [14]), ("vllm", 40, [16])],
+    [("torch", 1, [16, 14]), ("vllm", 1, [30]), ("vllm", 4, [8]), ("vllm", 40, [1])],
 )
 def test_an_engine_gets_all_prompts_of_a_process_at_once(sampler, count, expected):
-    run = Run(small(eval_problems=40, eval_samples=8), train=False)
+    run = Run(small(eval_problems=30, eval_samples=8), train=False)
     run.config.sampler, run.processes.count, generate = sampler, count, run.sampler.generate
     run.processes.gather = lambda thing: [thing]
     calls = []
