@@ -33,7 +33,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--updates", type=int, nargs="+", default=[1, 5, 20, 50])
     parser.add_argument("--lr", type=float, default=5e-6, help="the paper's")
     parser.add_argument("--rank", type=int, default=64, help="R, the paper's")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument(
+        "--dtype",
+        choices=["bfloat16", "float32"],
+        default="bfloat16",
+        help="weights' in the engine",
+    )
 
 
 def adapters(arguments: argparse.Namespace) -> dict:
@@ -42,13 +47,15 @@ def adapters(arguments: argparse.Namespace) -> dict:
     Updates on the same rollouts again and again: the best case, since all of them add up. Then:
     the share of the merged matrices' update that is in the sampler's copy (1: all of it, in
     direction and length), how far log-probs of the rollouts moved, and how far the sampler's are
-    from the trainer's.
+    from the trainer's. Both compute in float32, so that nothing but the merging is seen.
     """
-    dtype, T = getattr(torch, arguments.dtype), 32
-    config = Config(lora_rank=arguments.rank, lr=arguments.lr, dtype=arguments.dtype)
-    learner = Learner(load_model(arguments.model, dtype)[0], config, Processes())
-    copy, _ = load_model(arguments.model, dtype)  # the sampler's
-    kept = full_rollouts(copy, P=1, m=4, L=16, T=T)
+    dtype, T = getattr(torch, arguments.dtype), 24
+    model, copy = [load_model(arguments.model)[0] for _ in range(2)]  # the trainer's, the sampler's
+    for weight in model.parameters():
+        weight.data = weight.data.to(dtype).float()  # a model that was stored like that
+    config = Config(lora_rank=arguments.rank, lr=arguments.lr)
+    learner = Learner(model, config, Processes())
+    kept = full_rollouts(copy, P=1, m=4, L=8, T=T)
     inputs = (*kept.sequences(), T)
     advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0]])
     rows = []
@@ -58,21 +65,21 @@ def adapters(arguments: argparse.Namespace) -> dict:
         train.update(learner, kept, advantages, T)
         if count not in arguments.updates:
             continue
-        copy.load_state_dict(dict(merged_weights(learner.model)))
+        merged = {name: w.to(dtype).float() for name, w in merged_weights(learner.model)}
+        copy.load_state_dict(merged)
         with torch.no_grad():
-            trainers, samplers = learner.policy(*inputs), Policy(copy, dtype)(*inputs)
-        row = {"updates": count, "share merged": share_merged(learner.model)}
+            trainers, samplers = learner.policy(*inputs), Policy(copy)(*inputs)
+        row = {"updates": count, "share merged": share_merged(learner.model, merged)}
         row["log-probs moved"] = (trainers - before).abs().mean().item()
         rows.append(row | {"sampler - trainer": (samplers - trainers).abs().mean().item()})
-    print(table(f"{arguments.model}, R={arguments.rank}, {arguments.dtype}", rows))
+    print(table(f"{arguments.model}, R={arguments.rank}, merged in {arguments.dtype}", rows))
     return {"model": arguments.model, "rows": rows}
 
 
 @torch.no_grad()
-def share_merged(model: nn.Module) -> float:
+def share_merged(model: nn.Module, merged: dict[str, torch.Tensor]) -> float:
     """<merged - W, update> / <update, update>, over all elements of all layers with an adapter."""
     there = whole = 0.0
-    merged = dict(merged_weights(model))
     for name, layer in adapted_layers(model):
         update = layer.get_delta_weight("default").double()  # [out, in]
         weight = layer.base_layer.weight.double()
