@@ -266,7 +266,7 @@ def test_bad_data_of_a_named_task_is_one_clear_line(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("name", "split", "source", "message"),
     [
-        ("gsm9k", "train", None, "unknown task 'gsm9k'.*arithmetic, gsm8k, math, math500"),
+        ("gsm9k", "train", None, "unknown task 'gsm9k'.*arithmetic, carries, gsm8k, math, math500"),
         ("gsm8k", "validation", None, "unknown split 'validation'"),
         ("nowhere/own.jsonl", "train", None, "nowhere/own.jsonl: No such file"),
         ("gsm8k", "train", "nowhere", "no train.jsonl in the folder nowhere"),
