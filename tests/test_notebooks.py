@@ -24,8 +24,8 @@ def code_cells(path: Path) -> list[dict]:
     return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
-def test_there_are_four():
-    assert [path.name[:2] for path in NOTEBOOKS] == ["1_", "2_", "3_", "4_"]
+def test_there_are_five():
+    assert [path.name[:2] for path in NOTEBOOKS] == ["1_", "2_", "3_", "4_", "5_"]
 
 
 def test_stored_small_and_executed_from_top_to_bottom(path):
