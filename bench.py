@@ -85,6 +85,14 @@ ARMS = {  # all of them with train.py's micro-batch, which is what P = 4 and m =
     "random": {"n": 64, "m": 16, "rule": "random"},
     "max-reward": {"n": 64, "m": 16, "rule": "max_reward"},
     "percentile": {"n": 64, "m": 16, "rule": "percentile"},
+    # One change a rung, from the oldest to the rivals; each as many trained rollouts as PODS.
+    "reinforce": {"n": 16, "m": 16, "scale": "none"},  # with the group's mean as its baseline
+    "2-grpo": {"n": 2, "m": 2, "prompts_per_step": 32},  # arXiv 2510.00977: as many, in pairs
+    "grpo-signal": {"n": 16, "m": 16, "average_over": "signal"},
+    "pods-signal": {"n": 64, "m": 16, "average_over": "signal"},
+    "pods-accuracy": {"n": 64, "m": 16, "select_by": "accuracy"},
+    "pods-all": {"n": 64, "m": 16, "advantages": "all"},  # the paper's appendix A.3
+    "cppo": {"n": 64, "m": 16, "rule": "max_advantage", "advantages": "all"},  # arXiv 2503.22342
 }
 BASELINES = ("grpo-ga", "grpo")
 # On the paper's GPU, an L40S, a PODS step takes 10.12 s and one of vanilla GRPO 7.56 s.
@@ -175,7 +183,7 @@ def race_flags(parser: argparse.ArgumentParser) -> None:
     add("--minutes", type=float, default=0.3, help="training time of each run")
     add("--every", type=float, default=1.5, help="seconds between evaluations")
     add("--seeds", type=int, default=5, help="runs of each arm")
-    add("--arms", nargs="+", default=arms, choices=arms)
+    add("--arms", nargs="+", default=arms[:6], choices=arms)
     add("--tuned", nargs="*", default=arms[:3], choices=arms, help="get --grid")
     add("--grid", type=float, nargs="+", default=[3e-4, 4.5e-4, 6.75e-4], help="learning rates")
     add("--sweep", choices=[*SWEEPS, "difficulty"], help="vary this instead")

@@ -48,7 +48,15 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["RULES", "down_sample", "max_reward", "max_variance", "percentile", "random_subset"]
+__all__ = [
+    "RULES",
+    "down_sample",
+    "max_advantage",
+    "max_reward",
+    "max_variance",
+    "percentile",
+    "random_subset",
+]
 
 
 def max_variance(rewards: torch.Tensor, m: int) -> torch.Tensor:
@@ -109,6 +117,20 @@ def max_reward(rewards: torch.Tensor, m: int) -> torch.Tensor:
     return order[..., :m].sort(dim=-1).values.to(device)
 
 
+def max_advantage(rewards: torch.Tensor, m: int) -> torch.Tensor:
+    """The m rewards farthest from the group's mean, lowest index first among equals: CPPO's rule.
+
+    Completion Pruning Policy Optimization (arXiv 2503.22342) keeps the largest |advantages| of the
+    whole group, with these advantages. Of 0/1 rewards it takes the rarer kind first, which may be
+    all that it takes: normalised anew over the kept, the advantages would then be 0.
+    Arguments and errors: `max_variance`.
+    """
+    rewards, m, device = _check(rewards, m)
+    distance = (rewards - rewards.mean(-1, keepdim=True)).abs()  # [..., n]
+    order = distance.sort(dim=-1, descending=True, stable=True).indices  # [..., n]
+    return order[..., :m].sort(dim=-1).values.to(device)
+
+
 def percentile(rewards: torch.Tensor, m: int) -> torch.Tensor:
     """The rollouts at the (i + 0.5) / m quantiles of the sorted rewards, i = 0 .. m-1.
 
@@ -143,6 +165,7 @@ RULES: dict[str, Callable[..., torch.Tensor]] = {
     "max_reward": max_reward,
     "random": random_subset,
     "percentile": percentile,
+    "max_advantage": max_advantage,
 }
 
 
@@ -156,7 +179,7 @@ def down_sample(
 
     Args:
         rewards, m: as for `max_variance`.
-        rule: "max_variance", "max_reward", "random" or "percentile".
+        rule: a name in `RULES`.
         generator: used by "random" alone.
 
     Raises:

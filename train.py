@@ -17,8 +17,9 @@ Everything random is a function of (seed, step, process): prompts, rollouts, the
 that is resumed needs no generator state to repeat exactly what the uninterrupted one did.
 
 Legend: P prompts, n rollouts a prompt, m kept, B = P*m sequences, L prompt and T completion tokens.
-Left out: schedules other than warm-up then constant (the paper's), and everything that an option
-nobody used would add.
+Left out: schedules other than warm-up then constant (the paper's); DAPO's dynamic sampling (other
+prompts for groups without signal: each try costs n more rollouts, and with n = 64 few groups need
+one); and everything that an option nobody used would add.
 """
 
 import signal
@@ -40,7 +41,7 @@ import transformers
 from torch import nn
 from tqdm import tqdm
 
-from grpo import group_advantages, grpo_loss, has_signal, importance_weights, loss_normalizer
+from grpo import group_advantages, grpo_loss, importance_weights, loss_normalizer
 from pods import down_sample
 from rewards import grader_stats, score
 from rollouts import Rollouts
@@ -157,11 +158,15 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         rewards = torch.tensor(parts["total"], dtype=torch.float64).view(P, n)  # [P, n]
     with run.clock("select"):
         # Each group is decided by its own rewards alone: processes need not communicate for it.
+        # Of equally good ones the first are kept: rollouts have no order, so that is by chance.
         generator = torch.Generator().manual_seed(run.seed("rule", step))
-        keep = down_sample(rewards, m, config.rule, generator)  # [P, m]
+        seen = torch.tensor(parts[config.select_by], dtype=torch.float64).view(P, n)  # [P, n]
+        keep = down_sample(seen, m, config.rule, generator)  # [P, m]
         kept, kept_rewards = rollouts.select(keep), rewards.gather(-1, keep)  # [P, m]
         # Normalised once, on the kept rewards: the mean of all n is not their zero.
-        advantages = group_advantages(kept_rewards)  # [P, m]
+        advantages = group_advantages(kept_rewards, config.scale == "std")  # [P, m]
+        if config.advantages == "all":  # the paper's appendix A.3, and CPPO
+            advantages = group_advantages(rewards, config.scale == "std").gather(-1, keep)  # [P, m]
     with run.clock("update"):
         run.sampler.sleep()  # the memory is the update's until the sync
         for group in run.learner.optimizer.param_groups:
@@ -178,7 +183,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         "completion_length": rollouts.mask.sum(-1).double().mean().item(),
         "truncated": 1 - rollouts.finished.double().mean().item(),
         "groups": P,
-        "groups_without_signal": int((~has_signal(kept_rewards)).sum()),
+        "groups_without_signal": int((advantages == 0).all(-1).sum()),
         "grader_failures": grader_failures() - failures,
         "seconds": run.seconds,
     }
@@ -216,7 +221,10 @@ def update(
     """
     config, processes = learner.config, learner.processes
     batches, idle = micro_batches(kept, advantages, config)
-    own = loss_normalizer(kept.mask.flatten(0, 1), config.loss_type, max_new_tokens)
+    signal = (advantages != 0).any(-1)  # [P]
+    counted = kept.mask[signal] if config.average_over == "signal" else kept.mask  # [.., m, T]
+    own = loss_normalizer(counted.flatten(0, 1), config.loss_type, max_new_tokens)
+    own = own if len(counted) else 0.0
     shares = processes.gather((own, len(batches)))
     normalizer = sum(share for share, _ in shares) / len(shares)
     # Where gradients are sent a process waits for all others, so all make equally many passes.

@@ -55,6 +55,18 @@ class Config:
     n: int = option(64, "rollouts generated for each prompt; raise while generation is cheap")
     m: int = option(16, "rollouts of each prompt that are trained on; m = n is plain GRPO")
     rule: str = option("max_variance", "which m of the n are kept", tuple(RULES))
+    select_by: str = option(
+        "total", "the reward that the rule sees; the paper: total", ("total", *REWARD_PARTS)
+    )
+    advantages: str = option(
+        "kept", "normalised over the m kept, or over all n before the selection", ("kept", "all")
+    )
+    scale: str = option(
+        "std", "what advantages are divided by; none: REINFORCE with a baseline", ("std", "none")
+    )
+    average_over: str = option(
+        "all", "groups that the loss is the mean of; signal: those that have one", ("all", "signal")
+    )
 
     task: str = option("arithmetic", "task name, or a JSONL file of question and answer")
     eval_task: tuple[str, ...] = option(
@@ -168,6 +180,8 @@ def check(config: Config) -> None:
         raise InputError(f"--m {config.m} is too small: one rollout has no variance, use 2 or more")
     if config.m > config.n:
         raise InputError(f"--m {config.m} is larger than --n {config.n}: lower --m or raise --n")
+    if config.average_over == "signal" and config.beta:
+        raise InputError("--average-over signal: a KL (--beta) gives all groups a signal, use all")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise InputError(
             f"--gpu-memory-utilization {config.gpu_memory_utilization}: must be above 0, at most 1"
