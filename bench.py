@@ -5,6 +5,7 @@
     python bench.py sampler    # tokens per second of each sampler, and the share of the prefill
     python bench.py update     # time and peak memory of the update against m
     python bench.py peers      # one step of TRL's GRPOTrainer and of train.py; needs trl==1.16.0
+    python bench.py bands      # what the default run shows at steps 20, 50 and 100, over seeds
 
 What PODS buys is here: the measure, the arms, the race and its account. How it is run and drawn,
 and the other parts, are in benches/, one question a file.
@@ -38,7 +39,7 @@ import numpy as np
 import torch
 import transformers
 
-from benches import peers, sampler, selection, update
+from benches import bands, peers, sampler, selection, update
 from benches.figures import draw_account, draw_race
 from benches.heats import at_rates, run_heats
 from benches.measure import write
@@ -202,6 +203,7 @@ PARTS = {  # the subcommand: what it does, what flags it adds
     "sampler": (sampler.sampler, sampler.add_flags),
     "update": (update.update, update.add_flags),
     "peers": (peers.peers, peers.add_flags),
+    "bands": (bands.bands, bands.add_flags),
 }
 
 

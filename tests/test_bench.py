@@ -113,8 +113,9 @@ COMMANDS = {
         *("--jobs", "1", "--forget", "0.9", "--warm-start", "5", "--grid", "1e-4", *LITTLE),
     ],
     "peers": ["--rounds", "1", "--n", "4"],
+    "bands": ["--seeds", "2", "--steps", "2", "1", "--jobs", "1", *LITTLE],
 }
-PICTURES = {"race": ["race.png", "race_account.png"], "peers": []}
+PICTURES = {"race": ["race.png", "race_account.png"], "peers": [], "bands": []}
 # The keys that notebooks/3_speedup.ipynb and notebooks/results/ have.
 KEYS = {
     "race": {"config", "seconds", "tables", "account", "runs"},
@@ -124,6 +125,7 @@ KEYS = {
     "sampler": {"model", "prompts", "rows"},
     "update": {"tables", "prompts"},
     "peers": {"trl", "model", "cosine", "rows", "groups_without_signal"},
+    "bands": {"config", "rows", "runs"},
 }
 
 
