@@ -166,7 +166,7 @@ if __name__ == "__main__":
     losses = ("grpo", "dapo", "dr_grpo")
     two = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
     found = {loss: steps(1, loss_type=loss, **two) for loss in losses}
-    found["epochs"] = steps(2, loss_type="grpo", num_iterations=2, beta=0.5)
+    found["epochs"] = steps(2, loss_type="grpo", num_iterations=2, beta=0.5, learning_rate=1e-3)
     found["texts"] = evaluated(TEXTS, HELD_OUT)
     found["messages"] = evaluated(messages(TEXTS), messages(HELD_OUT))
     found["several"], found["refused"] = several(), refused()
