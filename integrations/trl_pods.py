@@ -17,7 +17,8 @@ P * m rows. The m copies of a prompt are replaced by the m of n rollouts that `p
 that log-probs, reference and update are computed for those alone. An evaluation keeps everything.
 
 This uses what TRL documents: `rollout_func` (which it calls experimental), the reward functions,
-`training_step` and `prediction_step`. Written for TRL 1.16. Needs torch, trl and pods.py.
+`training_step` and `prediction_step`. Written for TRL 1.16. Needs torch, trl and pods.py. The lines
+for vLLM have not been run.
 
 Legend: P prompts of this process, n rollouts a prompt, m kept, T tokens.
 Left out: tools, environments, images, reward models and asynchronous reward functions; FSDP with
