@@ -6,6 +6,8 @@
     python bench.py update     # time and peak memory of the update against m
     python bench.py peers      # one step of TRL's GRPOTrainer and of train.py; needs trl==1.16.0
     python bench.py bands      # what the default run shows at steps 20, 50 and 100, over seeds
+    python bench.py adapters   # what of an adapter's update survives being merged in bfloat16
+    python bench.py gpu        # on a GPU, ten minutes: log-probs, memory, seconds of a step
 
 What PODS buys is here: the measure, the arms, the race and its account. How it is run and drawn,
 and the other parts, are in benches/, one question a file.
@@ -39,8 +41,9 @@ import numpy as np
 import torch
 import transformers
 
-from benches import bands, peers, sampler, selection, update
+from benches import adapters, bands, gpu, peers, sampler, selection, update
 from benches.figures import draw_account, draw_race
+from benches.gpu import PAPERS_STEP_COST
 from benches.heats import at_rates, run_heats
 from benches.measure import write
 from benches.standings import (
@@ -96,8 +99,6 @@ ARMS = {  # all of them with train.py's micro-batch, which is what P = 4 and m =
     "cppo": {"n": 64, "m": 16, "rule": "max_advantage", "advantages": "all"},  # arXiv 2503.22342
 }
 BASELINES = ("grpo-ga", "grpo")
-# On the paper's GPU, an L40S, a PODS step takes 10.12 s and one of vanilla GRPO 7.56 s.
-PAPERS_STEP_COST = 1.34
 
 
 def race(arguments: argparse.Namespace) -> dict:
@@ -204,6 +205,8 @@ PARTS = {  # the subcommand: what it does, what flags it adds
     "update": (update.update, update.add_flags),
     "peers": (peers.peers, peers.add_flags),
     "bands": (bands.bands, bands.add_flags),
+    "adapters": (adapters.adapters, adapters.add_flags),
+    "gpu": (gpu.gpu, gpu.add_flags),
 }
 
 

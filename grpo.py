@@ -187,7 +187,9 @@ def score(
         logits = output_layer(hidden).float() / temperature  # [chunk, V]
         return logits.gather(-1, targets[:, None]).squeeze(-1) - logits.logsumexp(-1)
 
-    size = max(1, LOGITS_PER_CHUNK // output_layer.weight.shape[0])  # tokens a chunk
+    # With autocast every chunk casts the whole output layer anew: make fewer.
+    limit = LOGITS_PER_CHUNK * (4 if torch.is_autocast_enabled(hidden.device.type) else 1)
+    size = max(1, limit // output_layer.weight.shape[0])  # tokens a chunk
     chunks = [hidden.flatten(0, 1).split(size), targets.flatten().split(size)]
     if len(chunks[0]) == 1:
         return chunk_log_probs(chunks[0][0], chunks[1][0]).view(targets.shape)
@@ -214,9 +216,9 @@ class Policy(nn.Module):
     def forward(self, input_ids: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         """Float32 [B, T], as `token_log_probs`."""
         device, bfloat16 = input_ids.device.type, self.dtype == torch.bfloat16
-        # One bfloat16 copy of each weight for both passes; checkpointed layers make, and drop, own.
-        once = not self.model.is_gradient_checkpointing
-        with torch.autocast(device, torch.bfloat16, enabled=bfloat16, cache_enabled=once):
+        # The cache would keep one bfloat16 copy of each weight: of all until the pass ends, and the
+        # output layer's would add up the gradients of all chunks in bfloat16.
+        with torch.autocast(device, torch.bfloat16, enabled=bfloat16, cache_enabled=False):
             log_probs = token_log_probs(self.model, input_ids, *args, **kwargs)
         return log_probs.clone()  # not a view, on which FSDP's hooks could be lost
 
@@ -286,10 +288,8 @@ def grpo_loss(
             multiplied by it, the KL is not. None when the sampler's policy is the trainer's.
     """
     mask = mask.bool()
-    if normalizer is None:
+    if normalizer is None or loss_type not in LOSS_TYPES:  # an unknown type is an error there
         normalizer = loss_normalizer(mask, loss_type, max_completion_length or mask.shape[-1])
-    elif loss_type not in LOSS_TYPES:
-        raise ValueError(f"unknown loss type {loss_type!r}: choose one of {', '.join(LOSS_TYPES)}")
     # Mask before exp: a padded position may hold anything, exp may make it inf, and inf * 0 is NaN,
     # in the gradient even if torch.where hides it from the value.
     ratio = (log_probs - old_log_probs).masked_fill(~mask, 0.0).exp()  # [B, T]

@@ -14,7 +14,9 @@ concept a file: what a run holds (run.py, learner.py), what it leaves on disk (s
 processes (processes.py), evaluation and curves (evaluation.py), the settings (settings.py).
 
 Everything random is a function of (seed, step, process): prompts, rollouts, the random rule. A run
-that is resumed needs no generator state to repeat exactly what the uninterrupted one did.
+that is resumed needs no generator state to repeat exactly what the uninterrupted one did: on CPUs.
+On a GPU the same seeds are drawn from, but attention's backward pass adds up in no fixed order, so
+that two runs part by rounding errors, resumed or not.
 
 Legend: P prompts, n rollouts a prompt, m kept, B = P*m sequences, L prompt and T completion tokens.
 Left out: schedules other than warm-up then constant (the paper's); DAPO's dynamic sampling (other

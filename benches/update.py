@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -100,21 +101,26 @@ def prepare_update(case: UpdateCase) -> Callable[[], object]:
         model, _ = load_model(Config.model)
     else:
         model = narrow_model(case.vocabulary)
-    torch.manual_seed(0)
-    sizes, device = (case.P, case.m, case.T), model.device
-    kept = Rollouts(
-        prompt_ids=torch.randint(model.config.vocab_size, (case.P, 6), device=device),
-        prompt_mask=torch.ones(case.P, 6, dtype=torch.bool, device=device),
-        completion_ids=torch.randint(model.config.vocab_size, sizes, device=device),
-        mask=torch.ones(sizes, dtype=torch.bool, device=device),
-        log_probs=torch.zeros(sizes, device=device),
-        finished=torch.ones(case.P, case.m, dtype=torch.bool, device=device),
-        texts=[[""] * case.m for _ in range(case.P)],
-    )
+    kept = full_rollouts(model, case.P, case.m, 6, case.T)
     advantages = torch.tensor([1.0, -1.0]).repeat(case.P, case.m)[:, : case.m]  # none is 0
     # A small rate: the same policy is updated again and again.
     config = Config(n=case.m, m=case.m, micro_batch=case.micro_batch, lr=1e-6)
     return partial(train.update, Learner(model, config, Processes()), kept, advantages, case.T)
+
+
+def full_rollouts(model: nn.Module, P: int, m: int, L: int, T: int) -> Rollouts:
+    """Random rollouts, every prompt L and every completion T tokens long."""
+    torch.manual_seed(0)
+    sizes, device = (P, m, T), model.device
+    return Rollouts(
+        prompt_ids=torch.randint(model.config.vocab_size, (P, L), device=device),
+        prompt_mask=torch.ones(P, L, dtype=torch.bool, device=device),
+        completion_ids=torch.randint(model.config.vocab_size, sizes, device=device),
+        mask=torch.ones(sizes, dtype=torch.bool, device=device),
+        log_probs=torch.zeros(sizes, device=device),
+        finished=torch.ones(P, m, dtype=torch.bool, device=device),
+        texts=[[""] * m for _ in range(P)],
+    )
 
 
 def narrow_model(vocabulary: int) -> Qwen2ForCausalLM:

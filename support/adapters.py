@@ -56,7 +56,13 @@ def add_lora(model: nn.Module, rank: int, seed: int = 0) -> nn.Module:
     )
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed)
-        return peft.get_peft_model(model, config)
+        wrapped = peft.get_peft_model(model, config)
+    for module in wrapped.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            # Autocast sees to it: of a bfloat16 input PEFT would make, and keep, a float32 copy
+            # that autocast casts back.
+            module.cast_input_dtype_enabled = False
+    return wrapped
 
 
 def load_with_adapter(

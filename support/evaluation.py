@@ -63,9 +63,12 @@ def evaluate(run: Run, data: Data) -> tuple[dict[str, float], list[dict]]:
     """
     config, problems, k = run.config, data.problems, run.config.eval_samples
     # Prompts a call: few enough for the memory, and the same number whatever the number of
-    # processes, so that it decides nothing but who does which call.
+    # processes, so that it decides nothing but who does which call. An engine lets wait what does
+    # not fit: with all of a process's prompts in one call, only one longest completion is awaited.
     rank, processes = run.processes.rank, run.processes.count
     at_once = max(1, 128 // k)
+    if config.sampler == "vllm":
+        at_once = math.ceil(len(problems) / processes)
     rows = []
     for start in range(0, len(problems), at_once)[rank::processes]:
         chunk = slice(start, start + at_once)

@@ -10,8 +10,7 @@ guessed: a micro-batch runs forward and backward on tensors that have sizes and 
 finds activations, what checkpointing computes again, logits, and bfloat16 copies of weights alike;
 it takes seconds, no weights and no network.
 
-Left out: vLLM's own buffers, and its settings on a CPU. What FSDP gathers for a moment. The forward
-pass of the KL's reference.
+Left out: vLLM's settings on a CPU. The forward pass of the KL's reference.
 
 Legend: P prompts a process and step, n rollouts a prompt, m kept, S tokens of a sequence, of which
 T are the completion's, N processes.
@@ -34,7 +33,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from grpo import keeps_prompts, score, shared_prompts, whole_rows
 from support.adapters import add_lora
 from support.errors import InputError
-from support.presets import LLAMA_3B, QWEN_3B, QWEN_7B
+from support.presets import LLAMA_3B, QWEN_3B, QWEN_7B, Machine
 from support.settings import Config
 
 # ---- the model, without weights ------------------------------------------------------------------
@@ -200,8 +199,7 @@ def micro_batch_bytes(
         peaks = []
         with Allocations([*known, input_ids, attention_mask]) as allocations:
             # As `grpo.Policy` computes.
-            once = not model.is_gradient_checkpointing
-            with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16, cache_enabled=once):
+            with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16, cache_enabled=False):
                 hidden = hidden_states()  # [b, T, hidden]
                 peaks.append(allocations.restart())
                 log_probs = score(model.get_output_embeddings(), hidden, input_ids[:, -T:], 1.0)
@@ -286,14 +284,49 @@ def standing_bytes(count: int, trained: int, config: Config) -> dict[str, int]:
     return parts
 
 
+def gathered_bytes(shape: PreTrainedConfig, config: Config) -> tuple[int, int]:
+    """Bytes of the whole weights that FSDP gathers: of all but the layers, and of four layers.
+
+    The outermost weights (embedding, output layer) are gathered at the start of a forward pass and
+    stay for the backward pass. Of the layers there are the one that is computed, the next one on
+    its way, the buffer through which weights come, and the one in which gradients leave.
+    """
+    one, two = [
+        sum(weight.nbytes for weight in empty_model(shape, config, layers).parameters())
+        for layers in (1, 2)
+    ]
+    return one - (two - one), 4 * (two - one)
+
+
+GRAPHS = 10**9  # of CUDA, for some fifty batch sizes: assumed; vLLM's own log says it
+
+
+def engine_bytes(shape: PreTrainedConfig, config: Config, machine: Machine) -> int:
+    """What vLLM 0.32 takes of its share on a GPU before the rest becomes its cache.
+
+    It measures that at its start, with as many tokens and sequences as it may ever compute at once;
+    here it is counted from the same numbers, its defaults. The layers' activations are largest
+    between the feed-forward block's two projections; the sampler holds several tables [., V].
+    """
+    text = shape.get_text_config()
+    large = machine.memory >= 70 * 2**30 and "a100" not in machine.name.lower()
+    tokens, sequences = (16384, 1024) if large else (8192, 256)
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    # Gate and up, their product; states before and after the block, and the residual.
+    activations = width(config) * tokens * (3 * inner + 3 * text.hidden_size)
+    # Logits as computed and in float32; sorted, with their int64 indices; probabilities.
+    tables = (width(config) + 4 + 4 + 8 + 4) * sequences * text.vocab_size
+    return max(activations, tables) + GRAPHS
+
+
 def generation_bytes(
-    shape: PreTrainedConfig, config: Config, count: int, memory: int
+    shape: PreTrainedConfig, config: Config, count: int, machine: Machine
 ) -> dict[str, int]:
     """Bytes that generation takes besides, by what they are for.
 
     Args:
         count: the model's parameters.
-        memory: of the device, in bytes.
+        machine: whose processes generate.
     """
     rollouts, (S, _) = config.prompts_per_step * config.n, longest(shape, config)
     in_torch, in_vllm = (S * bytes_ for bytes_ in cache_bytes(shape, config))  # for one rollout
@@ -301,7 +334,9 @@ def generation_bytes(
         # Logits and probabilities; their sums in float64, by prefix and a row for each rollout.
         logits = (4 + 4 + 8 + 8) * rollouts * shape.get_text_config().vocab_size
         return {f"cache of {rollouts} rollouts": rollouts * in_torch, "logits": logits}
-    weights = width(config) * count
-    cache = max(0, round(config.gpu_memory_utilization * memory) - weights)
+    weights, buffers = width(config) * count, engine_bytes(shape, config, machine)
+    share = round(config.gpu_memory_utilization * machine.memory)
+    cache = max(0, share - weights - buffers)
     at_once = min(rollouts, cache // in_vllm)  # the others wait
-    return {"vLLM weights": weights, f"vLLM cache: {at_once}/{rollouts} rollouts": cache}
+    parts = {"vLLM weights": weights, "vLLM buffers, CUDA graphs": buffers}
+    return parts | {f"vLLM cache: {at_once}/{rollouts} rollouts": cache}

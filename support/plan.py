@@ -18,6 +18,7 @@ from support.memory import (
     MOMENTS,
     WEIGHTS,
     architecture,
+    gathered_bytes,
     generation_bytes,
     longest,
     parameter_counts,
@@ -39,6 +40,7 @@ class Plan:
     kinds: list[str]
     standing: dict[str, list[int]]  # what is there for the whole run, by what it is for
     generation: dict[str, int]  # what generation takes besides
+    gathered: list[int]  # of the weights that are divided, what an update has whole at a time
     allocated: Callable[[int], int]  # sequences of a micro-batch -> what it takes besides
     usable: float
 
@@ -52,7 +54,8 @@ class Plan:
 
     def updating(self, sequences: int) -> list[int]:
         """All that is there in an update with micro-batches of this size."""
-        return [there + self.allocated(sequences) for there in self.always()]
+        needed = self.allocated(sequences)
+        return [there + g + needed for there, g in zip(self.always(), self.gathered)]
 
     def largest_micro_batch(self, kind: str, most: int) -> int:
         """The largest micro-batch of at most `most` sequences that fits; 0 for none."""
@@ -82,9 +85,10 @@ def plan(config: Config, machine: Machine) -> Plan:
     }
     if N > 1 and config.sampler == "torch":  # parts of weights cannot be sampled from
         standing["the sampler's weights"] = [0, standing[WEIGHTS][0]]
-    generation = generation_bytes(shape, config, count, machine.memory)
+    generation = generation_bytes(shape, config, count, machine)
+    gathered = [sum(gathered_bytes(shape, config)) if DIVIDED[kind] else 0 for kind in kinds]
     usable = USABLE * machine.memory
-    return Plan(kinds, standing, generation, update_bytes(shape, config), usable)
+    return Plan(kinds, standing, generation, gathered, update_bytes(shape, config), usable)
 
 
 def dry_run(config: Config, machine: Machine | None = None) -> str:
@@ -132,6 +136,8 @@ def dry_run(config: Config, machine: Machine | None = None) -> str:
     text.append(line("always there", one.always(), one.usable))
     text += [line(part, [size]) for part, size in one.generation.items()]
     text.append(line("in generation", one.generating(), one.usable))
+    if N > 1:
+        text.append(line("gathered for the update", one.gathered))
     text.append(line(f"micro-batch of {batch} sequences", [one.allocated(batch)]))
     text.append(line("in the update", one.updating(batch), one.usable))
     text.append("the update, if all that is kept were one micro-batch")

@@ -38,12 +38,13 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, for as long as the context lasts."""
-    training = model.training
+def evaluating(model: nn.Module, dtype: str) -> Iterator[None]:
+    """The model in evaluation mode, computing as the policy does, as long as the context lasts."""
+    training, bfloat16 = model.training, dtype == "bfloat16"
     model.eval()
     try:
-        yield
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=bfloat16):
+            yield
     finally:
         model.train(training)
 
@@ -122,7 +123,7 @@ class Rehearsal:
         cache = DynamicCache(config=model.config.get_text_config(decoder=True))
         recurrent = [isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers]
         if not any(recurrent):
-            with evaluating(model):
+            with evaluating(model, self.run.config.dtype):
                 model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         if any(recurrent) or not cache.get_seq_length():
             raise ValueError("it has layers that keep something else than keys and values")
@@ -155,7 +156,7 @@ class Rehearsal:
             return
         # A third opinion: the model's own forward pass, without a cache, in evaluation mode.
         model = run.model if config.sampler == "vllm" else run.sampler.model
-        with evaluating(model):
+        with evaluating(model, config.dtype):
             logits = model(
                 input_ids=ids, attention_mask=attention, position_ids=positions(attention)
             ).logits  # [B, L+T, V]

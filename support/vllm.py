@@ -9,18 +9,21 @@ fused kernels are an engine's work. What is only for GPUs is in methods and func
 """
 
 import copy
+import gc
+import hashlib
 import os
 import random
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from rollouts import Rollouts, check_request, eos_token_ids, max_positions, pack
 from support.adapters import merged_weights
@@ -86,17 +89,20 @@ class VLLMSampler:
         """Take the updated weights, and forget all that was computed with the old ones.
 
         Nothing is written to a file and no second copy of the model is made: vLLM reads the tensors
-        one by one and copies them into its own. An adapter is merged on the way, see lora.py.
+        one by one and copies them into its own. An adapter is merged on the way, see adapters.py.
         """
         try:
             self._push(model)
+            return
         except Exception as error:
             if _process_settings():  # the other processes would wait for an engine that they have
                 raise
             # Whatever went wrong, vLLM has taken its layers apart to load them and cannot go on.
             print(f"vLLM could not take the weights ({error}): new engine", file=sys.stderr)
-            self._start(model)
-            self._push(model)
+        # Not inside `except`: the error's traceback holds the old engine and all of its memory, and
+        # on a GPU vLLM refuses a second engine while the first one has any.
+        self._start(model)
+        self._push(model)
 
     def sleep(self) -> None:
         """Give the engine's memory to the update; the next `sync` wakes it. GPU only.
@@ -173,10 +179,9 @@ class VLLMSampler:
         if VLLMSampler.running is not None:
             VLLMSampler.running.close()
         self.can_sleep, self.asleep = not on_cpu, False
-        with undisturbed(), tempfile.TemporaryDirectory() as folder:
-            config.save_pretrained(folder)
+        with undisturbed():
             self.llm = LLM(
-                folder,
+                _folder(config),
                 load_format="dummy",
                 skip_tokenizer_init=True,  # tokens go in, tokens come out
                 dtype=self.dtype,
@@ -198,6 +203,7 @@ class VLLMSampler:
         """
         self.llm.llm_engine.engine_core.shutdown()
         self.llm = VLLMSampler.running = None
+        gc.collect()  # its parts refer to each other
 
     def _push(self, model: nn.Module) -> None:
         """Send all weights, waking what sleeps: memory for weights first, for the cache at last."""
@@ -237,6 +243,24 @@ def _import_vllm() -> tuple[type, bool]:
     if not current_platform.device_type:
         raise ImportError(f"--sampler vllm: this vLLM needs a GPU and finds none: {install}")
     return LLM, current_platform.is_cpu()
+
+
+def _folder(config: PreTrainedConfig) -> str:
+    """A folder with the configuration, and nothing else, that is named by what it says.
+
+    vLLM keeps the kernels that it compiled under the name of the model's folder, among other
+    things. With a new name each time every start would compile all of them again, for a minute.
+    """
+    with tempfile.TemporaryDirectory() as fresh:
+        config.save_pretrained(fresh)
+        content = Path(fresh, "config.json").read_bytes()
+    name = f"pods-engine-{os.getuid()}-{hashlib.sha256(content).hexdigest()[:16]}"
+    folder = Path(tempfile.gettempdir(), name)
+    folder.mkdir(exist_ok=True)
+    part = folder / f"{os.getpid()}.part"
+    part.write_bytes(content)
+    part.replace(folder / "config.json")  # at once: another process may be reading it
+    return str(folder)
 
 
 def _gpu_settings(share: float) -> dict:

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from conftest import adapted, log_probs, random_model, trained_weights
+from conftest import adapted, batch, log_probs, random_model, trained_weights
 from transformers import AutoModelForCausalLM
 
+from grpo import Policy
 from support import tiny
 from support.adapters import add_lora, is_adapter, load_with_adapter, merged_weights
+from support.memory import micro_batch_bytes
 from support.models import load_weights
 from support.storage import save_model
 from support.tiny import make_tokenizer
@@ -69,6 +71,31 @@ def test_the_folder_of_an_adapter_is_known_and_loaded_as_a_plain_model(tmp_path)
     ):
         torch.testing.assert_close(log_probs(model), log_probs(wrapped), atol=1e-5, rtol=0)
     assert all(weight.requires_grad for weight in model.parameters())  # to be trained further
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_without_pefts_own_casts_bits_are_the_same_and_less_is_kept(checkpointing):
+    """Under autocast they are a float32 copy of every input, cast back at once."""
+    results, kept = [], []
+    for casting in (False, True):
+        _, wrapped = adapted("qwen2")
+        for name, weight in wrapped.named_parameters():
+            if ".lora_" not in name:
+                weight.data = weight.data.bfloat16()
+        if checkpointing:
+            wrapped.gradient_checkpointing_enable({"use_reentrant": False})
+        layers = [m for m in wrapped.modules() if hasattr(m, "cast_input_dtype_enabled")]
+        assert len(layers) == 2 * 7 and not any(m.cast_input_dtype_enabled for m in layers)
+        for layer in layers:
+            layer.cast_input_dtype_enabled = casting
+        ids, attention, mask = batch()
+        kept.append(micro_batch_bytes(wrapped.train(), 2, 4, 24, 12, True)[1][-1])
+        found = Policy(wrapped, torch.bfloat16)(ids, attention, mask.shape[1])
+        found[mask].sum().backward()
+        gradients = [p.grad for p in wrapped.parameters() if p.requires_grad]
+        results.append([found.detach()[mask], *gradients])
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+    assert kept[0] < kept[1]
 
 
 def test_a_model_without_the_projections_is_refused():

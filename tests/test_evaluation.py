@@ -66,6 +66,25 @@ def test_evaluation_numbers_are_those_of_a_loop_over_completions():
         assert row["accuracy"] == accuracy(row["completion"], row["answer"])
 
 
+@pytest.mark.parametrize(
+    ("sampler", "count", "expected"),
+    [("torch", 1, [16, 14]), ("vllm", 1, [30]), ("vllm", 4, [8]), ("vllm", 40, [1])],
+)
+def test_an_engine_gets_all_prompts_of_a_process_at_once(sampler, count, expected):
+    run = Run(small(eval_problems=30, eval_samples=8), train=False)
+    run.config.sampler, run.processes.count, generate = sampler, count, run.sampler.generate
+    run.processes.gather = lambda thing: [thing]
+    calls = []
+
+    def counting(prompts, *args):
+        calls.append(len(prompts))
+        return generate(prompts, *args)
+
+    run.sampler.generate = counting
+    evaluate(run, run.eval_data[SMALL["task"]])
+    assert calls == expected
+
+
 def test_repeats_of_one_problem_are_no_new_evidence():
     """One problem, eight samples: there is no spread over problems to speak of."""
     run = Run(small(eval_problems=1, eval_samples=8), train=False)

@@ -131,6 +131,43 @@ def test_chunks_change_the_memory_and_nothing_else(model, dtype, monkeypatch):
         assert (direct - chunked).abs().max() <= tolerance * direct.abs().max()
 
 
+class FixedStates(TableModel):
+    """A model whose hidden states [B, L, H] are given: only the output layer is trained."""
+
+    def __init__(self, hidden: torch.Tensor, vocabulary: int):
+        super().__init__(torch.randn(hidden.shape[-1], vocabulary) * 0.2)
+        self.hidden = hidden
+
+    def get_decoder(self):
+        return lambda input_ids, **_: SimpleNamespace(last_hidden_state=self.hidden)
+
+
+def test_the_output_layers_gradient_is_added_up_in_float32(monkeypatch):
+    """Autocast's cache would hand all 148 chunks one bfloat16 weight, with a bfloat16 gradient."""
+    B, T, V, H, tokens = 16, 74, 256, 64, 8
+    torch.manual_seed(5)
+    model = FixedStates(torch.randn(B, T, H), V)
+    ids = torch.randint(V, (B, T + 1))
+    advantages = torch.tensor([1.0, -1.0]).repeat(B // 2)
+    monkeypatch.setattr(grpo, "LOGITS_PER_CHUNK", tokens * V // 4)
+
+    def gradient(score) -> torch.Tensor:
+        model.zero_grad()
+        (score(ids, torch.ones_like(ids), T) * advantages[:, None]).sum().backward()
+        return model.output.weight.grad.double()
+
+    def cached(*inputs):
+        with torch.autocast("cpu", torch.bfloat16):
+            return token_log_probs(model, *inputs)
+
+    found, with_cache = gradient(grpo.Policy(model, torch.bfloat16)), gradient(cached)
+    model.double()
+    model.hidden = model.hidden.double()
+    exact = gradient(grpo.Policy(model))
+    assert (found - exact).norm() < 0.004 * exact.norm()
+    assert (with_cache - exact).norm() > 0.01 * exact.norm()  # what it is about
+
+
 def test_a_chunk_is_not_kept_for_the_backward_pass(monkeypatch):
     """Autograd would keep the logits of every chunk, and all of them are what does not fit."""
     ids, attention, mask = batch()

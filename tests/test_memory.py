@@ -4,14 +4,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import random_model
 from torch.profiler import ProfilerActivity, profile
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import grpo
 from support import memory
 from support.adapters import add_lora
-from support.presets import LLAMA_3B, QWEN_3B, QWEN_7B
+from support.presets import LLAMA_3B, MACHINES, PRESETS, QWEN_3B, QWEN_7B, Machine
+from support.processes import Processes
 from support.settings import Config
+from support.vllm import VLLMSampler
 
 S, T = 64, 32
 LAYERS = 4
@@ -68,6 +72,18 @@ def forward(model, inputs, dtype):
     return grpo.Policy(model, getattr(torch, dtype))(*inputs, T)
 
 
+def allocated(work) -> int:
+    """The most bytes that were there at once, by torch's allocator, besides those of before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    events = profiler.profiler.kineto_results.events()
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes() if event.name() == "[memory]" else 0
+        most = max(most, now)
+    return most
+
+
 # ---- counting ------------------------------------------------------------------------------------
 
 
@@ -105,13 +121,7 @@ def test_counts_are_what_autograd_saves_and_the_allocator_gives(kind, rank, chec
         if weight.requires_grad:
             weight.grad = torch.zeros_like(weight)
     forward(model, inputs, dtype).sum().backward()  # what is made only once is made now
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        forward(model, inputs, dtype).sum().backward()
-    events = profiler.profiler.kineto_results.events()
-    now = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes() if event.name() == "[memory]" else 0
-        most = max(most, now)
+    most = allocated(lambda: forward(model, inputs, dtype).sum().backward())
     # Kernels have scratch memory of their own, in bfloat16 more; it does not grow with the model.
     assert max(peaks) == pytest.approx(most, rel=0.02 if dtype == "float32" else 0.1)
 
@@ -181,6 +191,47 @@ def test_parameters_and_what_is_always_there_are_the_real_ones(kind, rank, check
     assert memory.standing_bytes(count, trained, config) == real
 
 
+@pytest.fixture
+def eight_processes():
+    """The first of eight processes; the others are made up, and send nothing."""
+    if VLLMSampler.running is not None:
+        VLLMSampler.running.close()  # it has a process group of its own
+    dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
+    processes = Processes()
+    processes.count = 8
+    yield processes
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("several", "tied"), [(True, False), (False, True)])
+def test_what_fsdp_gathers_is_what_the_allocator_gives(eight_processes, several, tied):
+    """Against a real FSDP2 of eight processes, in which seven eighths of each weight are absent."""
+    widths = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 6}
+    model = random_model("qwen2", vocab_size=4000, tie_word_embeddings=tied, **widths)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    config = Config(gradient_checkpointing=True)
+    layer = sum(weight.nbytes for weight in model.model.layers[0].parameters())
+    whole = sum(weight.nbytes for weight in model.parameters())
+    root = whole - 6 * layer
+    assert memory.gathered_bytes(model.config, config) == (root, 4 * layer)
+
+    _, peaks = memory.micro_batch_bytes(model.train(), 2, 4, S, T, False)
+    policy = eight_processes.wrap(grpo.Policy(model), shard=True)
+    planned = max(peaks) + root + 4 * layer + (0 if several else whole // 8)
+
+    def micro_batch(last: bool) -> None:
+        with eight_processes.gradients_sent(policy, last):
+            policy(*padded(4), T).sum().backward()
+
+    micro_batch(last=True)  # what is made only once is made now
+    policy.zero_grad()
+    if several:
+        micro_batch(last=False)  # its gradients are there, and whole
+    found = allocated(lambda: micro_batch(last=True))
+    # Here a layer is sent for when it is needed, on a GPU while others are computed.
+    assert planned - 4 * layer < found < planned
+
+
 def test_the_kl_needs_a_second_model_unless_there_is_an_adapter():
     for rank, copied in ((0, True), (4, False)):
         _, shape, config = small(rank=rank, dtype="bfloat16")
@@ -230,14 +281,38 @@ def test_generation_by_vllm_is_bounded_by_its_share(folder):
     shape = memory.architecture(folder)
     count, _ = memory.parameter_counts(shape, config)
     cache = 2 * LAYERS * 2 * 16 * 4 * 64  # keys and values, layers, heads, width, bytes, tokens
-    room = 2 * (4 * count + 10 * cache)
-    parts = memory.generation_bytes(shape, config, count, room)
-    assert parts == {"vLLM weights": 4 * count, "vLLM cache: 10/256 rollouts": 10 * cache}
-    parts = memory.generation_bytes(shape, config, count, 100 * room)
+    # 8192 tokens between 64 and 176 wide are more than 256 sequences' tables of 300 logits.
+    buffers = 4 * 8192 * (3 * 176 + 3 * 64) + 10**9
+    room = 2 * (4 * count + buffers + 10 * cache)
+    parts = memory.generation_bytes(shape, config, count, Machine("M", room))
+    whole = {"vLLM weights": 4 * count, "vLLM buffers, CUDA graphs": buffers}
+    assert parts == whole | {"vLLM cache: 10/256 rollouts": 10 * cache}
+    parts = memory.generation_bytes(shape, config, count, Machine("M", 100 * room))
     assert "vLLM cache: 256/256 rollouts" in parts
     config.sampler = "torch"
-    parts = memory.generation_bytes(shape, config, count, room)
+    parts = memory.generation_bytes(shape, config, count, Machine("M", room))
     assert parts == {"cache of 256 rollouts": 256 * cache, "logits": 24 * 256 * 300}
+
+
+def test_the_engines_buffers_on_the_papers_machines():
+    """By hand: on an H100, 1,024 sequences' logits; on the others, of 256, or activations."""
+    for name, expected in (
+        ("gsm8k-qwen2.5-3b-h100", 1024 * 151_936 * 22),
+        ("gsm8k-qwen2.5-7b-a100", 8192 * 3 * (18_944 + 3_584) * 2),
+        ("gsm8k-qwen2.5-3b-l40s", 256 * 151_936 * 22),
+    ):
+        config, machine = Config(**PRESETS[name]), MACHINES[name]
+        shape = memory.architecture(config.model)
+        assert memory.engine_bytes(shape, config, machine) == expected + 10**9
+
+
+def test_what_fsdp_gathers_of_the_largest_preset_by_hand():
+    hidden, inner, heads, V = 3584, 18_944, 512, 152_064  # heads: the width of all keys
+    attention = 2 * hidden * hidden + hidden + 2 * (hidden * heads + heads)
+    layer = attention + 3 * hidden * inner + 2 * hidden
+    config = Config(**PRESETS["gsm8k-qwen2.5-7b-a100"])
+    found = memory.gathered_bytes(memory.architecture(config.model), config)
+    assert found == (4 * (2 * V * hidden + hidden), 4 * 4 * layer)
 
 
 # ---- where shapes come from ----------------------------------------------------------------------

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from conftest import small
 from transformers import AutoModelForCausalLM
 
 import train
 from rollouts import TorchSampler
-from support.rehearsal import Rehearsal
+from support.errors import InputError
+from support.rehearsal import FAR, Rehearsal
 from support.run import Run
 from support.settings import Config
 from support.tiny import make_tokenizer
@@ -162,6 +164,15 @@ def test_a_trainer_of_another_policy_is_named(tmp_path, monkeypatch, capsys):
     folder = folder_of(of_kind("Llama"), tmp_path / "model")
     assert train_on(folder, tmp_path / "out") == 2
     assert "look at the trainer, 1.5" in refusal(capsys)
+
+
+def test_a_bfloat16_model_under_a_float32_adapter_is_tried_as_it_is_trained(monkeypatch):
+    """A plain forward pass, without autocast, would refuse to multiply the two."""
+    run = Run(small(lora_rank=4, dtype="bfloat16"))
+    Rehearsal(run)
+    monkeypatch.setitem(FAR, "bfloat16", -1.0)
+    with pytest.raises(InputError, match="from a plain forward pass"):
+        Rehearsal(run)
 
 
 def test_a_small_difference_is_said_once_and_trained(tmp_path, monkeypatch, capsys):

@@ -1,7 +1,10 @@
 """The engine's order of events, without the engine: what a GPU does, and what cannot be had."""
 
 import sys
+import tempfile
 import types
+import weakref
+from pathlib import Path
 
 import pytest
 from conftest import TASK, Words, random_model
@@ -17,7 +20,8 @@ class FakeEngine:
     emptied = True
 
     def __init__(self, folder, **settings):
-        self.settings = settings
+        self.folder, self.settings = folder, settings
+        assert [path.name for path in Path(folder).iterdir()] == ["config.json"]
         self.llm_engine = types.SimpleNamespace(engine_core=self)
         self.events.append("start")
 
@@ -45,8 +49,10 @@ def close_running() -> None:
 
 
 @pytest.fixture
-def vllm(monkeypatch):
+def vllm(monkeypatch, tmp_path):
     """Puts a package in vLLM's place, with an engine that only writes down, on this device."""
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def on(device: str) -> type[FakeEngine]:
         engine = type("Engine", (FakeEngine,), {"events": []})
@@ -106,6 +112,41 @@ def test_a_process_has_one_engine_at_a_time(vllm):
     with pytest.raises(RuntimeError, match="another one was made"):
         first.generate([[3, 1]], 2, 4, 1.0, 0)
     assert VLLMSampler.running is second
+
+
+def test_after_a_failed_sync_the_old_engine_is_gone_before_the_new_one_starts(vllm, capsys):
+    """On a GPU vLLM allows one engine's memory at a time, and a traceback keeps what it passed."""
+    engine, model, made, alive = vllm("cuda"), random_model("qwen2"), [], []
+    start, load = engine.__init__, engine.collective_rpc
+
+    def counting(self, *args, **settings):
+        alive.append(sum(reference() is not None for reference in made))
+        made.append(weakref.ref(self))
+        start(self, *args, **settings)
+
+    def failing(self, method, kwargs):
+        next(kwargs["weights_iterator"])
+        engine.collective_rpc = load  # once
+        raise ValueError("no such layer")
+
+    engine.__init__ = counting
+    sampler = VLLMSampler(model, Words())
+    sampler.sleep()
+    engine.collective_rpc = failing
+    engine.events.clear()
+    sampler.sync(model)
+    assert alive == [0, 0] and made[1]() is sampler.llm
+    assert "could not take the weights (no such layer): new engine" in capsys.readouterr().err
+    whole = f"reload_weights of {len(model.state_dict())}"
+    assert engine.events == ["wake weights", "end", "start", whole, "forget"]
+
+
+def test_the_engines_folder_has_the_name_of_its_content(vllm):
+    """vLLM finds the kernels that it compiled by that name."""
+    vllm("cpu")
+    same = [VLLMSampler(random_model("qwen2", seed=seed), Words()).llm.folder for seed in (0, 1)]
+    other = VLLMSampler(random_model("qwen2", hidden_size=64), Words()).llm.folder
+    assert same[0] == same[1] != other
 
 
 def test_a_missing_vllm_is_one_line_that_says_what_to_install(tmp_path, monkeypatch, capsys):
