@@ -117,8 +117,9 @@ COMMANDS = {
         *LITTLE,
     ],
     "peers": ["--rounds", "1", "--n", "4"],
+    "bands": ["--seeds", "2", "--steps", "2", "1", "--jobs", "1", *LITTLE],
 }
-PICTURES = {"race": ["race.png", "race_account.png"], "peers": []}
+PICTURES = {"race": ["race.png", "race_account.png"], "peers": [], "bands": []}
 # The keys that notebooks/3_speedup.ipynb and notebooks/results/ have.
 KEYS = {
     "race": {"config", "seconds", "tables", "account", "runs"},
@@ -129,6 +130,7 @@ KEYS = {
     "update": {"tables", "prompts"},
     "signal": {"config", "pools"},
     "peers": {"trl", "model", "cosine", "rows", "groups_without_signal"},
+    "bands": {"config", "rows", "runs"},
 }
 
 
