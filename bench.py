@@ -4,7 +4,9 @@
     python bench.py select     # the rule against torch.sort, the authors' loop and brute force
     python bench.py sampler    # tokens per second of each sampler, and the share of the prefill
     python bench.py update     # time and peak memory of the update against m
+    python bench.py signal     # signal to noise of a group's gradient, measured and by formula
     python bench.py peers      # one step of TRL's GRPOTrainer and of train.py; needs trl==1.16.0
+    python bench.py bands      # what the default run shows at steps 20, 50 and 100, over seeds
     python bench.py adapters   # what of an adapter's update survives being merged in bfloat16
     python bench.py gpu        # on a GPU, ten minutes: log-probs, memory, seconds of a step
 
@@ -40,7 +42,8 @@ import numpy as np
 import torch
 import transformers
 
-from benches import adapters, gpu, peers, sampler, selection, update
+from benches import adapters, bands, gpu, peers, sampler, selection, update
+from benches import signal as gradients
 from benches.figures import draw_account, draw_race
 from benches.gpu import PAPERS_STEP_COST
 from benches.heats import at_rates, run_heats
@@ -202,7 +205,9 @@ PARTS = {  # the subcommand: what it does, what flags it adds
     "select": (selection.select, selection.add_flags),
     "sampler": (sampler.sampler, sampler.add_flags),
     "update": (update.update, update.add_flags),
+    "signal": (gradients.signal_to_noise, gradients.add_flags),
     "peers": (peers.peers, peers.add_flags),
+    "bands": (bands.bands, bands.add_flags),
     "adapters": (adapters.adapters, adapters.add_flags),
     "gpu": (gpu.gpu, gpu.add_flags),
 }
