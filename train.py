@@ -182,6 +182,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         "reward_kept": kept_rewards.mean().item(),  # of the kept m: pulled towards the middle
         "reward_std": rewards.std(-1).mean().item(),
         "accuracy": sum(parts["accuracy"]) / len(completions),
+        "pass_rates": torch.tensor(parts["accuracy"]).view(P, n).mean(-1).tolist(),  # P of them
         "completion_length": rollouts.mask.sum(-1).double().mean().item(),
         "truncated": 1 - rollouts.finished.double().mean().item(),
         "groups": P,

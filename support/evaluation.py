@@ -233,14 +233,16 @@ def draw_curves(rows: Sequence[dict], path: Path) -> None:
         return
     figure = Figure(figsize=(13, 4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    minutes = [row["time"] / 60 for row in steps]
+    # In the unit in which a run is read: seconds, or minutes where it takes many.
+    unit, size = ("minutes", 60) if steps[-1]["time"] > 300 else ("seconds", 1)
+    times = [row["time"] / size for row in steps]
 
     evaluated = [row for row in rows if "eval" in row]
-    left.plot(minutes, [row["accuracy"] for row in steps], color="tab:gray", lw=0.8, alpha=0.6)
+    left.plot(times, [row["accuracy"] for row in steps], color="tab:gray", lw=0.8, alpha=0.6)
     left.lines[-1].set_label("rollouts (training prompts)")
     for name in evaluated[0]["eval"]:
         left.errorbar(
-            [row["time"] / 60 for row in evaluated],
+            [row["time"] / size for row in evaluated],
             [row["eval"][name]["accuracy"] for row in evaluated],
             yerr=[row["eval"][name]["accuracy_se"] for row in evaluated],
             marker="o",
@@ -250,8 +252,8 @@ def draw_curves(rows: Sequence[dict], path: Path) -> None:
         )
     left.set(title="Accuracy", ylabel="share of right answers", ylim=(-0.02, 1.02))
 
-    middle.plot(minutes, [row["reward"] for row in steps], label="all n rollouts")
-    middle.plot(minutes, [row["reward_kept"] for row in steps], label="the m kept", alpha=0.7)
+    middle.plot(times, [row["reward"] for row in steps], label="all n rollouts")
+    middle.plot(times, [row["reward_kept"] for row in steps], label="the m kept", alpha=0.7)
     middle.set(title="Mean reward before and after selection", ylabel="reward")
 
     phases = [phase for phase in PHASES if any(row["seconds"][phase] > 0 for row in steps)]
@@ -259,7 +261,7 @@ def draw_curves(rows: Sequence[dict], path: Path) -> None:
     right.stackplot([row["step"] for row in steps], parts, labels=phases)
     right.set(title="Where a step's time goes", xlabel="step", ylabel="seconds a step")
     for axes in (left, middle):
-        axes.set_xlabel("training time in minutes, evaluation excluded")
+        axes.set_xlabel(f"training time in {unit}, evaluation excluded")
     for axes in (left, middle, right):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8, loc="best")
