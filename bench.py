@@ -4,7 +4,9 @@
     python bench.py select     # the rule against torch.sort, the authors' loop and brute force
     python bench.py sampler    # tokens per second of each sampler, and the share of the prefill
     python bench.py update     # time and peak memory of the update against m
+    python bench.py signal     # signal to noise of a group's gradient, measured and by formula
     python bench.py peers      # one step of TRL's GRPOTrainer and of train.py; needs trl==1.16.0
+    python bench.py bands      # what the default run shows at steps 20, 50 and 100, over seeds
     python bench.py adapters   # what of an adapter's update survives being merged in bfloat16
     python bench.py gpu        # on a GPU, ten minutes: log-probs, memory, seconds of a step
 
@@ -40,7 +42,8 @@ import numpy as np
 import torch
 import transformers
 
-from benches import adapters, gpu, peers, sampler, selection, update
+from benches import adapters, bands, gpu, peers, sampler, selection, update
+from benches import signal as gradients
 from benches.figures import draw_account, draw_race
 from benches.gpu import PAPERS_STEP_COST
 from benches.heats import at_rates, run_heats
@@ -113,7 +116,7 @@ def race(arguments: argparse.Namespace) -> dict:
     base, _ = settings.parse(["--threads", str(arguments.threads), *arguments.train_flags])
     every, count = arguments.every, round(60 * arguments.minutes / arguments.every)
     marks = [every * (i + 1) for i in range(count)]  # seconds of training
-    if arguments.sweep == "difficulty":
+    if arguments.sweep in ("difficulty", "starts"):
         return difficulty(arguments, base, marks, {arm: ARMS[arm] for arm in ("grpo", "pods")})
     if arguments.sweep:
         return sweep(arguments, base, marks)
@@ -187,7 +190,7 @@ def race_flags(parser: argparse.ArgumentParser) -> None:
     add("--arms", nargs="+", default=arms[:6], choices=arms)
     add("--tuned", nargs="*", default=arms[:3], choices=arms, help="get --grid")
     add("--grid", type=float, nargs="+", default=[3e-4, 4.5e-4, 6.75e-4], help="learning rates")
-    add("--sweep", choices=[*SWEEPS, "difficulty"], help="vary this instead")
+    add("--sweep", choices=[*SWEEPS, "difficulty", "starts"], help="vary this instead")
     forget = "of --sweep difficulty: shares of the carries that a student forgets"
     add("--forget", type=float, nargs="+", default=[0.5, 0.85, 0.95], help=forget)
     add("--warm-start", type=int, default=600, help="steps of imitation for these")
@@ -202,7 +205,9 @@ PARTS = {  # the subcommand: what it does, what flags it adds
     "select": (selection.select, selection.add_flags),
     "sampler": (sampler.sampler, sampler.add_flags),
     "update": (update.update, update.add_flags),
+    "signal": (gradients.signal_to_noise, gradients.add_flags),
     "peers": (peers.peers, peers.add_flags),
+    "bands": (bands.bands, bands.add_flags),
     "adapters": (adapters.adapters, adapters.add_flags),
     "gpu": (gpu.gpu, gpu.add_flags),
 }

@@ -50,7 +50,7 @@ from rollouts import Rollouts
 from support import trackers
 from support.batches import MicroBatch, micro_batches
 from support.errors import InputError, explained
-from support.evaluation import draw_curves, evaluation, examples, held_out, not_finite, summary
+from support.evaluation import evaluation, examples, held_out, not_finite, report, save_completions
 from support.learner import Learner
 from support.plan import dry_run
 from support.presets import machine_for
@@ -126,8 +126,7 @@ def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
 
         folder.save(progress)
         folder.save_models()
-        run.processes.on_first(partial(draw_curves, progress.rows, folder.path / "curves.png"))
-        print(summary(progress.rows, folder.path))
+        print(report(run, progress.rows, folder.path))
         tracker.close()
         run.leave()
     if stop.stopped:
@@ -183,6 +182,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         "reward_kept": kept_rewards.mean().item(),  # of the kept m: pulled towards the middle
         "reward_std": rewards.std(-1).mean().item(),
         "accuracy": sum(parts["accuracy"]) / len(completions),
+        "pass_rates": torch.tensor(parts["accuracy"]).view(P, n).mean(-1).tolist(),  # P of them
         "completion_length": rollouts.mask.sum(-1).double().mean().item(),
         "truncated": 1 - rollouts.finished.double().mean().item(),
         "groups": P,
@@ -324,16 +324,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def evaluate_only(config: Config, out: Path | None) -> None:
-    """Print the numbers of an evaluation, and write them to eval.json."""
+    """Print an evaluation's numbers and three completions; write eval.json, evaluation.jsonl."""
     if RANK == 0 and out:
         out.mkdir(parents=True, exist_ok=True)  # before the hours of work, not after
     run = Run(config, train=False)
     Rehearsal(run)
     out = out or run.processes.on_first(new_folder)
     results = json.dumps(evaluation(run), indent=1)
-    print(results)
     run.processes.on_first(partial(write_atomically, out / "eval.json", results + "\n"))
-    print(f"written to {out / 'eval.json'}")
+    print(f"{results}\n{save_completions(run, out)}")
+    print(f"written to {out / 'eval.json'}, what the model wrote to evaluation.jsonl beside it")
     run.leave()
 
 

@@ -17,24 +17,34 @@ from benches.measure import new_figure
 from benches.standings import Arm, Trace, common_grid
 from support.run import PHASES
 
-NAMES = {
-    "grpo": "GRPO",
-    "grpo-ga": "GRPO-GA",
-    "pods": "PODS (max-variance)",
-    "random": "random",
-    "max-reward": "max-reward",
-    "percentile": "percentile",
+STYLES = {  # of each arm of bench.py: its name and its colour, the same in every picture
+    "grpo": ("GRPO", "tab:gray"),
+    "grpo-ga": ("GRPO-GA", "tab:blue"),
+    "pods": ("PODS (max-variance)", "tab:orange"),
+    "random": ("random", "tab:green"),
+    "max-reward": ("max-reward", "tab:red"),
+    "percentile": ("percentile", "tab:purple"),
+    "reinforce": ("REINFORCE", "tab:brown"),
+    "2-grpo": ("2-GRPO", "tab:pink"),
+    "grpo-signal": ("GRPO, mean over groups with signal", "black"),
+    "pods-signal": ("PODS, mean over groups with signal", "chocolate"),
+    "pods-accuracy": ("PODS, selecting on accuracy", "gold"),
+    "pods-all": ("PODS, advantages over all n", "tab:olive"),
+    "cppo": ("CPPO", "tab:cyan"),
 }
-COLORS = dict(
-    zip(NAMES, ("tab:gray", "tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple"))
-)
+NAMES = {arm: name for arm, (name, _) in STYLES.items()}
+COLORS = {arm: color for arm, (_, color) in STYLES.items()}
+COLORS["max-variance"] = COLORS["pods"]  # the rule's name
 
 
 def look(names: Sequence[str]) -> dict[str, dict]:
     """Label and colour of each arm; those of a sweep go from dark to light."""
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(names)))
     return {
-        name: {"label": NAMES.get(name, name), "color": COLORS.get(name, tuple(shade))}
+        name: {
+            "label": NAMES.get(name, name),
+            "color": COLORS.get(name.replace("_", "-"), tuple(shade)),
+        }
         for name, shade in zip(names, shades)
     }
 
@@ -50,6 +60,24 @@ def draw_arms(ax, arms: dict[str, Arm], spacing: float, title: str) -> None:
     ax.set_xlabel("training time (seconds, evaluation excluded)")
     ax.grid(alpha=0.3)
     ax.legend(fontsize=8, loc="lower right")
+    zoom(ax)
+
+
+def zoom(ax) -> None:
+    """Where two arms or more end above 0.9, an inset of what decides between them."""
+    lines = [line for line in ax.get_lines() if line.get_ydata()[-1] > 0.9]
+    if len(lines) < 2:
+        return
+    inset = ax.inset_axes((0.45, 0.53, 0.53, 0.36))
+    lowest, start = 1.0, 0.35 * max(line.get_xdata()[-1] for line in lines)
+    for line in lines:
+        times, accuracies = np.array(line.get_xdata()), np.array(line.get_ydata())
+        inset.plot(times, accuracies, color=line.get_color())
+        lowest = min([lowest, *accuracies[times >= start]])
+    inset.set(xlim=(start, None), ylim=(max(0.85, lowest - 0.005), 1.002))
+    inset.tick_params(labelsize=7)
+    inset.patch.set_alpha(0.8)
+    inset.grid(alpha=0.3)
 
 
 def draw_runs(ax, runs: Sequence[Trace], spacing: float, label: str, color: str | tuple) -> None:

@@ -2,13 +2,13 @@
 
 python bench.py race --sweep n          # or m
 python bench.py race --sweep difficulty --forget 0.5 0.85 0.95
+python bench.py race --sweep starts     # the two embedded ones: train.py's default, --preset rare
 
 Legend: n rollouts a prompt, m kept. An arm is one setting of train.py.
 """
 
 import argparse
 import io
-import json
 import statistics
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -20,10 +20,10 @@ from benches.figures import draw_arms, draw_race
 from benches.heats import at_rates, run_heats
 from benches.measure import in_processes, new_figure
 from benches.standings import show_standings, standings, warn_of_edges
-from support import tasks, tiny
-from support.arithmetic import careless_solution
+from support import tiny
+from support.presets import PRESETS
 from support.settings import Config
-from support.storage import save_model, write_atomically
+from support.storage import save_model
 
 SWEEPS = {
     "n": {f"n={n}": {"n": n, "m": 16} for n in (16, 32, 64, 128, 256)},
@@ -54,32 +54,38 @@ def difficulty(
     rollouts a prompt most groups then hold none, and there is nothing to learn from; with 64 there
     are four times as many chances for one, and max-variance selection always keeps it.
 
+    --sweep starts takes the two that are in the repository, and makes none.
+
     Args:
         arms: the settings of the two, the baseline first.
     """
-    prepare = partial(rare_start, arguments.out / "starts", arguments.warm_start)
-    prepared = in_processes(arguments.jobs, prepare, arguments.forget)
-    starts = dict(zip(arguments.forget, prepared, strict=True))
+    if arguments.sweep == "starts":
+        starts = {name: PRESETS[name] | {"minutes": None} for name in ("cpu", "rare")}
+    else:
+        prepare = partial(rare_start, arguments.out / "starts", arguments.warm_start)
+        prepared = in_processes(arguments.jobs, prepare, arguments.forget)
+        starts = {f"{forget:g}": one for forget, one in zip(arguments.forget, prepared)}
     grid, spacing = sorted({*arguments.grid, base.lr}), arguments.every / 4
     baseline, pods = arms
     settings = {
-        f"{arm} {forget:g}": at_rates(replace(base, **start, **setting), grid)
-        for forget, start in starts.items()
+        f"{arm} {name}": at_rates(replace(base, **start, **setting), grid)
+        for name, start in starts.items()
         for arm, setting in arms.items()
     }
     every = run_heats(settings, arguments.seeds, marks, arguments.jobs)
     result = {"config": asdict(base), "seconds": marks[-1], "starts": {}}
     figure, axes = new_figure(len(starts))
-    for forget, ax in zip(starts, axes):
-        raced = {arm: every[f"{arm} {forget:g}"] for arm in arms}
+    for name, ax in zip(starts, axes):
+        raced = {arm: every[f"{arm} {name}"] for arm in arms}
         started = [run.curve["accuracy"][0] for run in raced[pods].runs[base.lr]]
         first = statistics.fmean(started)
         costs, gains = standings(raced, [baseline], spacing)
-        show_standings(f"a student who forgets {forget:.0%}, {first:.1%} right", costs, gains)
+        show_standings(f"start {name}, {first:.1%} right", costs, gains)
         warn_of_edges(raced)
         runs = {name: arm.as_json() for name, arm in raced.items()}
-        result["starts"][forget] = {"start": first, "costs": costs, "gains": gains, "runs": runs}
-        draw_arms(ax, raced, spacing, f"{first:.1%} right at the start")
+        result["starts"][name] = {"start": first, "costs": costs, "gains": gains, "runs": runs}
+        named = f"--preset {name}, " * (arguments.sweep == "starts")
+        draw_arms(ax, raced, spacing, f"{named}{first:.1%} right at the start")
     figure.savefig(arguments.out / f"{arguments.bench}.png", dpi=110)
     return result
 
@@ -87,31 +93,14 @@ def difficulty(
 def rare_start(folder: Path, steps: int, forget: float) -> dict[str, str]:
     """A policy warm-started by a more forgetful student, and the sums that suffer most from it.
 
-    Of sums with two carries the student gets about (1 - forget)^2 right, less what wrong tags cost.
-    Both are kept in `folder`, and used again if they are there.
+    The policy is kept in `folder`, and used again if it is there.
 
     Returns:
         The settings of train.py that choose them.
     """
-    task, model = folder / "two_carries", folder / f"forget_{forget:g}_{steps}"
-    task.mkdir(parents=True, exist_ok=True)
-    for split in ("train", "test"):
-        lines = [
-            json.dumps({"question": problem.prompt, "answer": problem.answer})
-            for problem in tasks.load_task("arithmetic", split)
-            if carries(problem.prompt) == 2
-        ]
-        write_atomically(task / f"{split}.jsonl", "\n".join(lines) + "\n")
+    model = folder / f"forget_{forget:g}_{steps}"
     if not model.is_dir():
-        # As careless about carries that are not due as the tiny policy's student, by comparison.
-        student = partial(careless_solution, forget=forget, invent=0.4 * (1 - forget))
         with redirect_stdout(io.StringIO()):
-            policy = tiny.warm_start(steps=steps, student=student)
+            policy = tiny.warm_start(steps=steps, student=tiny.forgetful(forget))
         save_model(policy, tiny.make_tokenizer(), model)
-    return {"model": str(model), "task": str(task)}
-
-
-def carries(prompt: str) -> int:
-    """How many of a sum's two columns carry: `47+85=` -> 2."""
-    a, b = map(int, prompt.removesuffix("=").split("+"))
-    return (a % 10 + b % 10 >= 10) + (a + b >= 100)
+    return {"model": str(model), "task": "carries"}

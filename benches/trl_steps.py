@@ -18,7 +18,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, TrainerCallback
 
 from rewards import score
 from support.settings import Config
-from support.tiny import TINY_POLICY
+from support.tiny import EMBEDDED
 
 VERSION = trl.__version__
 
@@ -89,7 +89,7 @@ def measure(
         prompts, answers: P for each step, in order; the prompts rendered, as the model reads them.
         in_between: called after each step, off the clock.
     """
-    path = TINY_POLICY if config.model == Config.model else config.model
+    path = EMBEDDED.get(config.model, config.model)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(transformers.AutoConfig.from_pretrained(path))]
     model = type("Policy", (Timed, kind), {}).from_pretrained(path, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)

@@ -86,6 +86,12 @@ def _answer(leading_one: bool, high: str | int, low: str | int) -> str:
     return "1" * leading_one + str(high)[-1] + str(low)[-1]
 
 
+def carries(prompt: str) -> int:
+    """How many of a sum's two columns carry: `47+85=` -> 2."""
+    a, b = map(int, prompt.removesuffix("=").split("+"))
+    return (a % 10 + b % 10 >= 10) + (a + b >= 100)
+
+
 def sums() -> list[tuple[str, str]]:
     """All 8,100 sums of two two-digit numbers: prompt and answer."""
     numbers = range(10, 100)

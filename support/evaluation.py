@@ -1,28 +1,39 @@
 """How good the policy is, and what a run shows of itself.
 
-results = evaluation(run)           # of every evaluation task: accuracy, pass@k, form, lengths
-print(summary(rows, out))           # where the time went, what was learned
-draw_curves(rows, out / "curves.png")
+results = evaluation(run)               # of every task: accuracy, pass@k, form, lengths
+print(save_completions(run, out))       # what it wrote: evaluation.jsonl, and three to read
+print(report(run, rows, out))           # at the end of a run: that, curves.png, the summary
 rows = examples(step, problems, rollouts, parts, keep)      # a few rollouts to read
 """
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from rewards import score
+from rewards import extract_answer, score
 from rollouts import Rollouts
 from support.run import PHASES, Data, Run, derived_seed
 from support.settings import REWARD_PARTS
+from support.storage import json_line, write_atomically
 from support.tasks import Problem
+
+SHOWN_CHARACTERS = 600  # of a completion, its beginning and its end
 
 
 def evaluation(run: Run) -> dict[str, dict[str, float]]:
-    """The numbers of `evaluate` for each evaluation task, by its name."""
-    return {name: evaluate(run, data) for name, data in run.eval_data.items()}
+    """The numbers of `evaluate` for each evaluation task, by its name.
+
+    What was written is in `run.completions` until the next evaluation: this process's part of it.
+    """
+    results, run.completions = {}, []
+    for name, data in run.eval_data.items():
+        results[name], rows = evaluate(run, data)
+        run.completions += [{"task": name} | row for row in rows]
+    return results
 
 
 def held_out(run: Run, step: int, time: float) -> dict:
@@ -33,19 +44,22 @@ def held_out(run: Run, step: int, time: float) -> dict:
         numbers of all tasks.
     """
     results = evaluation(run)
+    run.completions = [{"step": step} | row for row in run.completions]
     shown = ", ".join(f"{name} {result['accuracy']:.3f}" for name, result in results.items())
     tqdm.write(f"step {step:4}  {time:7.1f} s  held-out accuracy: {shown}")
     return {"eval_accuracy": next(iter(results.values()))["accuracy"], "eval": results}
 
 
-def evaluate(run: Run, data: Data) -> dict[str, float]:
+def evaluate(run: Run, data: Data) -> tuple[dict[str, float], list[dict]]:
     """Accuracy by sampling at the training temperature, `eval_samples` completions a problem.
 
     Returns:
-        `accuracy` (mean over all completions) with `accuracy_se` (its standard error: the spread of
-        the problems' own means over the root of their number, so that repeats of one problem do not
-        count as new evidence); `pass@k` for k = 1, 4, 8 up to eval_samples; `format`; `truncated`
-        (share without EOS); `completion_length` in tokens; `problems`, `samples`.
+        The numbers, and the rows of `save_completions` that this process wrote. The numbers are of
+        all processes: `accuracy` (mean over all completions) with `accuracy_se` (its standard
+        error: the spread of the problems' own means over the root of their number, so that repeats
+        of one problem do not count as new evidence); `pass@k` for k = 1, 4, 8 up to eval_samples;
+        `format`; `truncated` (share without EOS); `completion_length` in tokens; `problems`,
+        `samples`.
     """
     config, problems, k = run.config, data.problems, run.config.eval_samples
     # Prompts a call: few enough for the memory, and the same number whatever the number of
@@ -55,8 +69,7 @@ def evaluate(run: Run, data: Data) -> dict[str, float]:
     at_once = max(1, 128 // k)
     if config.sampler == "vllm":
         at_once = math.ceil(len(problems) / processes)
-    parts = {name: [] for name in REWARD_PARTS}
-    parts |= {"finished": [], "length": []}
+    rows = []
     for start in range(0, len(problems), at_once)[rank::processes]:
         chunk = slice(start, start + at_once)
         seed = derived_seed(config.seed, "evaluation", start)
@@ -64,15 +77,21 @@ def evaluate(run: Run, data: Data) -> dict[str, float]:
             data.prompt_ids[chunk], k, run.max_new_tokens, config.temperature, seed
         )  # [P, k, T]
         completions = [text for group in rollouts.texts for text in group]
-        answers = [problem.answer for problem in problems[chunk] for _ in range(k)]
+        asked = [(i, problems[i]) for i in range(len(problems))[chunk] for _ in range(k)]
+        answers = [problem.answer for _, problem in asked]
         scores = score(completions, answers, opens_think=run.opens_think)
-        for name in REWARD_PARTS:
-            parts[name] += scores[name]
-        parts["finished"] += rollouts.finished.flatten().tolist()
-        parts["length"] += rollouts.mask.sum(-1).flatten().tolist()
-    # One list for all processes; the k samples of a problem stay together.
-    shares = run.processes.gather(parts)
-    parts = {name: [value for share in shares for value in share[name]] for name in parts}
+        finished = rollouts.finished.flatten().tolist()
+        lengths = rollouts.mask.sum(-1).flatten().tolist()
+        rows += [
+            {"problem": number, "prompt": problem.prompt, "answer": problem.answer}
+            | {"completion": completions[i], "finished": finished[i], "length": lengths[i]}
+            | {name: scores[name][i] for name in REWARD_PARTS}
+            for i, (number, problem) in enumerate(asked)
+        ]
+    # One list for all processes; the k samples of a problem stay together. The texts stay at home.
+    names = (*REWARD_PARTS, "finished", "length")
+    shares = run.processes.gather({name: [row[name] for row in rows] for name in names})
+    parts = {name: [value for share in shares for value in share[name]] for name in names}
     count = len(parts["length"])
     correct = torch.tensor(parts["accuracy"], dtype=torch.float64).view(-1, k)  # [problems, k]
     means = correct.mean(-1)
@@ -82,13 +101,14 @@ def evaluate(run: Run, data: Data) -> dict[str, float]:
         if tries <= k:
             right = correct.sum(-1).int().tolist()
             result[f"pass@{tries}"] = sum(pass_at_k(k, c, tries) for c in right) / len(right)
-    return result | {
+    result |= {
         "format": sum(parts["format"]) / count,
         "truncated": 1 - sum(parts["finished"]) / count,
         "completion_length": sum(parts["length"]) / count,
         "problems": len(problems),
         "samples": k,
     }
+    return result, rows
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
@@ -97,6 +117,51 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     The unbiased estimator 1 - C(samples - correct, k) / C(samples, k) (arXiv 2107.03374).
     """
     return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+def save_completions(run: Run, folder: Path) -> str:
+    """Write what the model wrote in the last evaluation to `evaluation.jsonl`, a line each.
+
+    A row has its `task`, the number of its `problem`, `prompt`, `answer` (the reference) and
+    `completion`; what was `read` of that as its answer (null: nothing); `finished` (with EOS),
+    `length` in tokens, and the parts of the reward. A run's rows have their `step`, too.
+
+    Returns:
+        Three of them to read: one right and two wrong ones, as far as there are such.
+    """
+    tasks = list(run.eval_data)
+    rows = [row for share in run.processes.gather(run.completions) for row in share]
+    if not rows:  # a run that was resumed and had nothing left to do: the file is there
+        return ""
+    rows.sort(key=lambda row: (tasks.index(row["task"]), row["problem"]))
+    rows = [row | {"read": extract_answer(row["completion"], run.opens_think)} for row in rows]
+    text = "".join(map(json_line, rows))
+    run.processes.on_first(partial(write_atomically, folder / "evaluation.jsonl", text))
+    right, wrong = ([row for row in rows if bool(row["accuracy"]) is it] for it in (True, False))
+    return "\n".join(map(shown, (right[:1] + wrong[:2] + right[1:3] + wrong[2:])[:3]))
+
+
+def shown(row: dict) -> str:
+    """One completion, what was read in it as the answer, and what it got for that."""
+    text = row["completion"]
+    if len(text) > SHOWN_CHARACTERS:
+        half = SHOWN_CHARACTERS // 2
+        text = f"{text[:half]} [...] {text[-half:]}"
+    parts = ", ".join(f"{name} {row[name]:g}" for name in REWARD_PARTS)
+    end = "" if row["finished"] else ", cut off before EOS"
+    # As Python writes them: a text may hold line breaks, and what a terminal takes for a command.
+    return (
+        f"{'right' if row['accuracy'] else 'wrong'}: {row['prompt']!r}\n  {text!r}\n"
+        f"  answer {row['answer']!r}, read {row['read']!r}; {parts}; "
+        f"{row['length']} tokens{end}"
+    )
+
+
+def report(run: Run, rows: Sequence[dict], folder: Path) -> str:
+    """What a run leaves to be read at its end: evaluation.jsonl, curves.png; returns `summary`."""
+    save_completions(run, folder)
+    run.processes.on_first(partial(draw_curves, rows, folder / "curves.png"))
+    return summary(rows, folder)
 
 
 def examples(
@@ -153,7 +218,9 @@ def summary(rows: Sequence[dict], out: Path) -> str:
     skipped = sum(map(not_finite, steps))
     if skipped:
         lines.append(f"steps without an update, because the gradient was not finite: {skipped}")
-    lines.append(f"{out}: metrics.jsonl, rollouts.jsonl, curves.png, model/, checkpoint/")
+    lines.append(
+        f"{out}: metrics.jsonl, rollouts.jsonl, evaluation.jsonl, curves.png, model/, checkpoint/"
+    )
     return "\n".join(lines)
 
 
@@ -166,14 +233,16 @@ def draw_curves(rows: Sequence[dict], path: Path) -> None:
         return
     figure = Figure(figsize=(13, 4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    minutes = [row["time"] / 60 for row in steps]
+    # In the unit in which a run is read: seconds, or minutes where it takes many.
+    unit, size = ("minutes", 60) if steps[-1]["time"] > 300 else ("seconds", 1)
+    times = [row["time"] / size for row in steps]
 
     evaluated = [row for row in rows if "eval" in row]
-    left.plot(minutes, [row["accuracy"] for row in steps], color="tab:gray", lw=0.8, alpha=0.6)
+    left.plot(times, [row["accuracy"] for row in steps], color="tab:gray", lw=0.8, alpha=0.6)
     left.lines[-1].set_label("rollouts (training prompts)")
     for name in evaluated[0]["eval"]:
         left.errorbar(
-            [row["time"] / 60 for row in evaluated],
+            [row["time"] / size for row in evaluated],
             [row["eval"][name]["accuracy"] for row in evaluated],
             yerr=[row["eval"][name]["accuracy_se"] for row in evaluated],
             marker="o",
@@ -183,8 +252,8 @@ def draw_curves(rows: Sequence[dict], path: Path) -> None:
         )
     left.set(title="Accuracy", ylabel="share of right answers", ylim=(-0.02, 1.02))
 
-    middle.plot(minutes, [row["reward"] for row in steps], label="all n rollouts")
-    middle.plot(minutes, [row["reward_kept"] for row in steps], label="the m kept", alpha=0.7)
+    middle.plot(times, [row["reward"] for row in steps], label="all n rollouts")
+    middle.plot(times, [row["reward_kept"] for row in steps], label="the m kept", alpha=0.7)
     middle.set(title="Mean reward before and after selection", ylabel="reward")
 
     phases = [phase for phase in PHASES if any(row["seconds"][phase] > 0 for row in steps)]
@@ -192,7 +261,7 @@ def draw_curves(rows: Sequence[dict], path: Path) -> None:
     right.stackplot([row["step"] for row in steps], parts, labels=phases)
     right.set(title="Where a step's time goes", xlabel="step", ylabel="seconds a step")
     for axes in (left, middle):
-        axes.set_xlabel("training time in minutes, evaluation excluded")
+        axes.set_xlabel(f"training time in {unit}, evaluation excluded")
     for axes in (left, middle, right):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8, loc="best")

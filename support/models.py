@@ -1,6 +1,6 @@
 """A model and its tokenizer, from a folder or the hub.
 
-model, tokenizer = load_model("tiny_policy")                # the embedded one
+model, tokenizer = load_model("tiny_policy")                # embedded, or "rare_policy"
 model, tokenizer = load_model("Qwen/Qwen2.5-3B-Instruct", torch.bfloat16)
 model, tokenizer = load_model("runs/.../model")             # of a run; an adapter comes merged
 """
@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from support.adapters import is_adapter, load_with_adapter
 from support.checks import check_finite, check_names, keep_savable
 from support.errors import InputError
-from support.settings import Config
-from support.tiny import TINY_POLICY
+from support.tiny import EMBEDDED
 
 
 def load_model(
@@ -27,7 +26,7 @@ def load_model(
     Raises:
         InputError: there is no such model, or it cannot be read.
     """
-    path = str(TINY_POLICY) if name == Config.model else name
+    path = str(EMBEDDED.get(name, name))
     if Path(path).is_dir():
         # An adapter's folder names it, and may be loaded from anywhere.
         path = os.path.abspath(path)

@@ -1,4 +1,4 @@
-"""The paper's settings as presets, and the machines they were made for.
+"""The paper's settings as presets, two for a CPU, and the machines they were made for.
 
     config = Config(**PRESETS["gsm8k-qwen2.5-3b-l40s"])          # the paper's first setting
     MACHINES["gsm8k-qwen2.5-3b-l40s"]                             # Machine("L40S", ...)
@@ -58,6 +58,8 @@ EIGHT_GPUS = ONE_GPU | {
 }
 PRESETS: dict[str, dict[str, object]] = {
     "cpu": {},  # the defaults: the embedded policy, a minute on a CPU
+    # Ours: the embedded policy that is hardly ever right, where many rollouts pay.
+    "rare": {"model": "rare_policy", "task": "carries", "minutes": 0.5},
     # GSM8K, 1 x L40S; against GRPO with n = m = 16.
     "gsm8k-qwen2.5-3b-l40s": ONE_GPU | {"model": QWEN_3B, "task": "gsm8k", "n": 64, "m": 16},
     # MATH, tested on MATH-500, 1 x L40S; against GRPO with n = m = 8.
@@ -87,7 +89,7 @@ class Machine:
     processes: int = 1
 
 
-# What each preset was made for; memory as PyTorch reports it. "cpu" was made for any machine.
+# What each preset was made for; memory as PyTorch reports it. Those not named suit any machine.
 MACHINES: dict[str, Machine] = {
     name: Machine("L40S", int(44.5 * 2**30)) for name in PRESETS if name.endswith("l40s")
 } | {

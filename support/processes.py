@@ -224,7 +224,8 @@ class Largest(float):
 
 
 def combined(rows: Sequence[dict]) -> dict:
-    """One row from those of all processes: counts add up, flags are 1 if any is, floats average.
+    """One row from those of all processes: counts add up, flags are 1 if any is, floats average,
+    lists are joined.
 
     Seconds are averaged too: every process takes part in every update, so all need equally long,
     and a process that waits for the others does that in `update`. None, where a process has no
@@ -240,6 +241,8 @@ def combined(rows: Sequence[dict]) -> dict:
             row[name] = int(any(values))
         elif kind is Largest:
             row[name] = max(values)
+        elif kind is list:
+            row[name] = [number for part in values for number in part]
         elif kind is int:
             row[name] = sum(values)
         else:

@@ -76,7 +76,7 @@ class Config:
         None, "folder with train.jsonl, test.jsonl to read instead of the hub"
     )
     model: str = option(
-        "tiny_policy", "model folder or hub name; default: the embedded tiny policy"
+        "tiny_policy", "model folder or hub name; embedded: tiny_policy (default), rare_policy"
     )
     sampler: str = option(
         "torch", "what generates the rollouts; vllm for models above 100M", ("torch", "vllm")

@@ -1,6 +1,7 @@
 """Problems to practise on: a prompt, its reference answer, and how a model is shown the prompt.
 
     problems = load_task("arithmetic", "train")            # 7,290 sums, made on the spot
+    problems = load_task("carries", "train")               # those in which both columns carry
     problems = load_task("gsm8k", "test")                  # from the hub
     problems = load_task("gsm8k", "test", source=DIR)      # from DIR/test.jsonl
     problems = load_task("sums.jsonl", "train")            # your own `question` and `answer`
@@ -21,7 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from rewards import are_gradable, last_boxed
-from support.arithmetic import sums
+from support.arithmetic import carries, sums
 from support.errors import say
 
 # The paper's form of answer: a thought that nobody reads, then an answer that is graded.
@@ -122,7 +123,7 @@ DATASETS = {
     "math500": ("HuggingFaceH4/MATH-500", (None,), _math500),
     "sciknoweval": ("hicai-zju/SciKnowEval", (None,), _sciknoweval),
 }
-TASKS = ("arithmetic", *DATASETS)
+TASKS = ("arithmetic", "carries", *DATASETS)
 
 
 def load_task(name: str, split: str, source: str | Path | None = None) -> list[Problem]:
@@ -143,12 +144,11 @@ def load_task(name: str, split: str, source: str | Path | None = None) -> list[P
     """
     if split not in ("train", "test"):
         raise ValueError(f"unknown split {split!r}: use train or test")
-    if name == "arithmetic":
+    if name in ("arithmetic", "carries"):
         if source is not None:
-            raise ValueError(f"arithmetic reads no data: name the task that {source} is for")
-        return _one_split(
-            [Problem(*pair) for pair in sums()], split, lambda problem: problem.prompt
-        )
+            raise ValueError(f"{name} reads no data: name the task that {source} is for")
+        pairs = _one_split(sums(), split, lambda pair: pair[0])
+        return [Problem(*pair) for pair in pairs if name != "carries" or carries(pair[0]) == 2]
 
     if name in DATASETS:
         rows, read = _dataset_rows(name, split, source), DATASETS[name][2]

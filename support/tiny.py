@@ -1,6 +1,7 @@
 """The embedded default policy: small enough for any laptop, real enough to learn something.
 
-    python -m support.tiny         # rebuild tiny_policy/, under a minute on two cores
+    python -m support.tiny                        # rebuild tiny_policy/, a minute or so on a CPU
+    python -m support.tiny --policy rare_policy   # and the one that is hardly ever right
 
 The policy is an ordinary Llama of 282k parameters that reads and writes sums one digit at a time. A
 reinforcement learner can only sharpen what its policy already does now and then, so the policy is
@@ -11,7 +12,11 @@ text: `4+8=12` where `4+8+1=13` is due. Finding and removing that flaw from a 0/
 what train.py then does.
 
 `tiny_policy/` is the result in the repository, a folder that transformers and vLLM load like any
-other, so that the main job starts at once. Rounding differs between builds of torch, so a rebuilt
+other, so that the main job starts at once. `rare_policy/` is taught by a student who forgets 19 of
+20 carries: of the sums in which both columns carry (the task "carries") 0.2% come out right, and
+with few rollouts hardly any group holds a right answer. It is where PODS pays (`--preset rare`).
+
+Rounding differs between builds of torch, so a rebuilt
 policy is not the same to the bit; it is held to the same gate instead (`check_gate`).
 
 Left out: a vocabulary for anything but sums; a padding token (padding reuses EOS, which is safe
@@ -22,6 +27,7 @@ import argparse
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,6 +40,12 @@ from support import tasks
 from support.arithmetic import careless_solution, error_kind
 
 TINY_POLICY = Path(__file__).parent / "tiny_policy"
+EMBEDDED = {name: Path(__file__).parent / name for name in ("tiny_policy", "rare_policy")}
+# Of each: what its student forgets, the sums that it is held to, and how often it gets them right.
+STARTS = {
+    "tiny_policy": (0.5, "arithmetic", (0.2, 0.45)),
+    "rare_policy": (0.95, "carries", (0.0, 0.01)),
+}
 EOS, UNKNOWN = "<eos>", "<unknown>"
 VOCABULARY = [*"0123456789", "+", "=", ",", *TAGS, EOS, UNKNOWN]  # V = 19
 MAX_TOKENS = 32  # 6 of the prompt, at most 23 of a well-formed completion, and room for a slip
@@ -122,13 +134,21 @@ def warm_start(
     return model.eval()
 
 
+def forgetful(forget: float) -> Callable[[str, random.Random], str]:
+    """A student who forgets this share of the carries, and invents them as the careless one does.
+
+    Of sums with two carries the student gets about (1 - forget)^2 right, less what wrong tags cost.
+    """
+    return partial(careless_solution, forget=forget, invent=0.4 * (1 - forget))
+
+
 @torch.no_grad()
 def error_breakdown(
-    model: LlamaForCausalLM, samples: int = 2000, seed: int = 0
+    model: LlamaForCausalLM, samples: int = 2000, seed: int = 0, task: str = "arithmetic"
 ) -> dict[str, float]:
     """The share of each `error_kind` among completions of held-out sums at temperature 1."""
     tokenizer = make_tokenizer()
-    problems = random.Random(seed).choices(tasks.load_task("arithmetic", "test"), k=samples)
+    problems = random.Random(seed).choices(tasks.load_task(task, "test"), k=samples)
     prompts = [problem.prompt for problem in problems]
     torch.manual_seed(seed)
     tokens = model.generate(
@@ -144,32 +164,37 @@ def error_breakdown(
     return {kind: count / samples for kind, count in kinds.most_common()}
 
 
-def check_gate(breakdown: dict[str, float]) -> None:
+def check_gate(
+    breakdown: dict[str, float], right: tuple[float, float] = STARTS["tiny_policy"][2]
+) -> None:
     """Raise ValueError unless the warm start has the one flaw it should have, and no other.
 
-    Right about a third of the time, so that most groups have right and wrong answers; nearly no
-    wrong column sums, since those make reinforcement learning slow and its plateau low.
+    Right about a third of the time, so that most groups have right and wrong answers (`right` says
+    otherwise); nearly no wrong column sums, which make learning slow and its plateau low.
     """
     share = Counter(breakdown)
-    if not 0.2 <= share["right"] <= 0.45 or share["column"] > 0.02:
+    if not right[0] <= share["right"] <= right[1] or share["column"] > 0.02:
         raise ValueError(f"this warm start would learn badly, try another seed: {breakdown}")
 
 
 def main() -> None:
-    """Rebuild the policy, hold it to the gate, write its folder."""
+    """Rebuild a policy, hold it to its gate, write its folder."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=TINY_POLICY, help="folder to write")
+    parser.add_argument("--policy", choices=EMBEDDED, default="tiny_policy", help="which one")
+    parser.add_argument("--out", type=Path, help="folder to write; default: the policy's own")
     parser.add_argument("--seed", type=int, default=SEED, help="weights and demonstrations")
     arguments = parser.parse_args()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)  # faster than two at this size, and the same sums in the same order
-    model = warm_start(arguments.seed)
-    breakdown = error_breakdown(model)
+    forget, task, right = STARTS[arguments.policy]
+    model = warm_start(arguments.seed, student=forgetful(forget))
+    breakdown = error_breakdown(model, task=task)
     print("held-out completions:", ", ".join(f"{k} {v:.3f}" for k, v in breakdown.items()))
-    check_gate(breakdown)
-    model.save_pretrained(arguments.out)
-    make_tokenizer().save_pretrained(arguments.out)
-    print(f"wrote {model.num_parameters():,} parameters to {arguments.out}")
+    check_gate(breakdown, right)
+    folder = arguments.out or EMBEDDED[arguments.policy]
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    print(f"wrote {model.num_parameters():,} parameters to {folder}")
 
 
 if __name__ == "__main__":

@@ -95,6 +95,6 @@ def flat(row: dict, prefix: str = "") -> dict[str, float]:
     for name, value in row.items():
         if isinstance(value, dict):
             numbers |= flat(value, f"{prefix}{name}/")
-        elif value is not None:
+        elif isinstance(value, (int, float)):
             numbers[prefix + name] = value
     return numbers

@@ -195,13 +195,13 @@ def finished(tmp_path_factory) -> Path:
 # ---- what a run has left -------------------------------------------------------------------------
 
 
-def metrics(out: Path) -> list[dict]:
-    """The rows of metrics.jsonl as a reader sees them that knows JSON and nothing else."""
+def metrics(out: Path, name: str = "metrics.jsonl") -> list[dict]:
+    """The rows of a JSONL file as a reader sees them that knows JSON and nothing else."""
 
     def refuse(constant: str):
         raise AssertionError(f"{constant} is not JSON")
 
-    lines = (out / "metrics.jsonl").read_text().splitlines()
+    lines = (out / name).read_text().splitlines()
     return [json.loads(line, parse_constant=refuse) for line in lines]
 
 
@@ -215,9 +215,10 @@ def weights_of(out: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_same_run(out: Path, expected: Path) -> None:
-    """Numbers, shown rollouts and weights are equal to the bit."""
+    """Numbers, what was written and weights are equal to the bit."""
     assert without_times(out) == without_times(expected)
-    assert (out / "rollouts.jsonl").read_text() == (expected / "rollouts.jsonl").read_text()
+    for name in ("rollouts.jsonl", "evaluation.jsonl"):
+        assert (out / name).read_text() == (expected / name).read_text()
     assert_equal(weights_of(out), weights_of(expected))
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from rewards import TAGS
-from support.arithmetic import careless_solution, error_kind, worked_solution
+from support.arithmetic import careless_solution, carries, error_kind, worked_solution
 from support.tasks import load_task
 
 
@@ -32,6 +32,12 @@ def test_every_worked_solution_holds_what_it_says_and_fits():
         assert text.endswith(f"</think><answer>{problem.answer}</answer>")
         assert len(re.sub(r"</?\w+>", "T", text)) <= 22  # tokens, without the one that ends it
         assert error_kind(problem.prompt, text) == "right"
+
+
+def test_carries_are_counted():
+    found = {prompt: carries(prompt) for prompt in ("12+34=", "47+35=", "81+41=", "47+85=")}
+    assert list(found.values()) == [0, 1, 1, 2]
+    assert carries("19+81=") == 2  # the second column carries only because the first does
 
 
 def test_the_careless_student_forgets_and_adds_carries_as_often_as_stated():

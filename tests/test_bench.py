@@ -112,9 +112,14 @@ COMMANDS = {
         *("--sweep", "difficulty", "--minutes", "0.002", "--every", "0.06", "--seeds", "1"),
         *("--jobs", "1", "--forget", "0.9", "--warm-start", "5", "--grid", "1e-4", *LITTLE),
     ],
+    "signal": [
+        *("--prompts", "1", "--pool", "32", "--groups", "50", "--ages", "1", "--sizes", "4x4"),
+        *LITTLE,
+    ],
     "peers": ["--rounds", "1", "--n", "4"],
+    "bands": ["--seeds", "2", "--steps", "2", "1", "--jobs", "1", *LITTLE],
 }
-PICTURES = {"race": ["race.png", "race_account.png"], "peers": []}
+PICTURES = {"race": ["race.png", "race_account.png"], "peers": [], "bands": []}
 # The keys that notebooks/3_speedup.ipynb and notebooks/results/ have.
 KEYS = {
     "race": {"config", "seconds", "tables", "account", "runs"},
@@ -123,7 +128,9 @@ KEYS = {
     "select": {"rows"},
     "sampler": {"model", "prompts", "rows"},
     "update": {"tables", "prompts"},
+    "signal": {"config", "pools"},
     "peers": {"trl", "model", "cosine", "rows", "groups_without_signal"},
+    "bands": {"config", "rows", "runs"},
 }
 
 

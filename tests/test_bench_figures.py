@@ -4,7 +4,16 @@ import made_up
 import numpy as np
 import pytest
 
-from benches.figures import COLORS, draw_arms, draw_generation_cost, draw_mean, draw_phases, look
+import bench
+from benches.figures import (
+    COLORS,
+    NAMES,
+    draw_arms,
+    draw_generation_cost,
+    draw_mean,
+    draw_phases,
+    look,
+)
 from benches.measure import new_figure
 from benches.standings import Arm
 
@@ -33,6 +42,23 @@ def test_each_arm_is_drawn_at_its_best_rate_which_is_named_where_several_were_tr
     assert [line.get_label() for line in axes.lines] == ["GRPO", "PODS (max-variance), lr 0.002"]
     assert axes.lines[1].get_ydata()[2] == pytest.approx(0.2)  # after 1 s
     assert axes.lines[0].get_color() == COLORS["grpo"]
+
+
+def test_every_arm_has_a_name_and_a_colour_of_its_own():
+    styles = look(list(bench.ARMS)).values()
+    assert {style["label"] for style in styles}.isdisjoint(set(bench.ARMS) - {*NAMES.values()})
+    assert len({style["color"] for style in styles}) == len(bench.ARMS)
+    assert look(["max_variance"])["max_variance"]["color"] == COLORS["pods"]  # a rule by its name
+
+
+def test_where_arms_end_near_the_top_an_inset_shows_what_decides(axes):
+    draw_arms(axes, {"grpo": made_up.arm(0.1), "pods": made_up.arm(0.05, 0.2)}, 0.5, "title")
+    (inset,) = axes.child_axes
+    low, high = inset.get_ylim()
+    assert 0.85 <= low < 1 < high and len(inset.lines) == 2
+    lower = new_figure(1)[1][0]
+    draw_arms(lower, {"grpo": made_up.arm(0.01), "pods": made_up.arm(0.05)}, 0.5, "title")
+    assert not lower.child_axes  # one of them is nowhere near
 
 
 def test_arms_of_a_sweep_differ_in_colour():

@@ -2,15 +2,13 @@
 
 import json
 
-from benches.sweeps import SWEEPS, carries, rare_start
+import pytest
+
+import bench
+from benches import sweeps
+from benches.sweeps import SWEEPS, rare_start
 from support.settings import Config
 from support.tasks import load_task
-
-
-def test_carries_are_counted():
-    found = {prompt: carries(prompt) for prompt in ("12+34=", "47+35=", "81+41=", "47+85=")}
-    assert list(found.values()) == [0, 1, 1, 2]
-    assert carries("19+81=") == 2  # the second column carries only because the first does
 
 
 def test_a_sweep_varies_one_number_and_its_settings_can_run():
@@ -21,13 +19,30 @@ def test_a_sweep_varies_one_number_and_its_settings_can_run():
         assert len({getattr(one, fixed) for one in settings}) == 1
 
 
+def test_the_sweep_of_starts_races_grpo_and_pods_from_both_embedded_policies(monkeypatch):
+    class Enough(Exception):
+        pass
+
+    def look(settings, *_):
+        raise Enough({name: list(rates.values()) for name, rates in settings.items()})
+
+    monkeypatch.setattr(sweeps, "run_heats", look)
+    arguments = bench.parse(["race", "--sweep", "starts", "--grid", "2e-4", "4.5e-4"])
+    with pytest.raises(Enough) as found:
+        arguments.function(arguments)
+    (settings,) = found.value.args
+    assert list(settings) == ["grpo cpu", "pods cpu", "grpo rare", "pods rare"]
+    for name, configs in settings.items():
+        assert [config.lr for config in configs] == [2e-4, 3e-4, 4.5e-4]
+        for config in configs:
+            assert config.n == (64 if "pods" in name else 16) and config.m == 16
+            assert (config.model == "rare_policy") == (config.task == "carries") == ("rare" in name)
+
+
 def test_a_rare_start_is_a_model_and_a_task_that_are_made_once(tmp_path):
     start = rare_start(tmp_path, steps=2, forget=0.9)
     assert Config(**start).model == str(tmp_path / "forget_0.9_2")
-    for split in ("train", "test"):
-        problems = load_task(start["task"], split, None)
-        every = load_task("arithmetic", split)
-        assert [p.prompt for p in problems] == [p.prompt for p in every if carries(p.prompt) == 2]
+    assert load_task(start["task"], "test")
     weights = tmp_path / "forget_0.9_2" / "model.safetensors"
     before = weights.stat().st_mtime_ns
     assert json.loads((tmp_path / "forget_0.9_2" / "config.json").read_text())

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, SMALL, flags, without_times
+from conftest import ROOT, SMALL, flags, metrics, without_times
 
 import train
 
@@ -113,7 +113,11 @@ def test_eval_only_writes_the_numbers_as_json(finished, tmp_path, capsys):
     written = json.loads((out / "eval.json").read_text())
     assert written == without_times(finished)[-1]["eval"]
     assert "accuracy_se" in capsys.readouterr().out
-    assert [path.name for path in out.iterdir()] == ["eval.json"]
+    assert {path.name for path in out.iterdir()} == {"eval.json", "evaluation.jsonl"}
+    # What the finished run wrote in its last evaluation is what its model writes.
+    rows = metrics(finished, "evaluation.jsonl")
+    assert [row.pop("step") for row in rows] == [6] * 16
+    assert metrics(out, "evaluation.jsonl") == rows
 
 
 def test_the_folder_of_a_run_is_not_its_model(finished, tmp_path, capsys):

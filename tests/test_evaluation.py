@@ -1,15 +1,27 @@
 """Evaluation against a loop over completions; examples, summary and curves of known rows."""
 
+import dataclasses
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import SMALL, metrics, small, write_sums
 
 import train
+from rewards import accuracy, format, tag_count
 from support.arithmetic import sums
-from support.evaluation import draw_curves, evaluate, evaluation, not_finite, pass_at_k, summary
+from support.evaluation import (
+    draw_curves,
+    evaluate,
+    evaluation,
+    not_finite,
+    pass_at_k,
+    save_completions,
+    summary,
+)
+from support.processes import Processes
 from support.run import Run, derived_seed
 
 
@@ -25,7 +37,7 @@ def test_pass_at_k_equals_all_draws():
 def test_evaluation_numbers_are_those_of_a_loop_over_completions():
     run = Run(small(eval_problems=16, eval_samples=8, temperature=0.9), train=False)
     data = run.eval_data[SMALL["task"]]
-    result = evaluate(run, data)
+    result, rows = evaluate(run, data)
     seed = derived_seed(0, "evaluation", 0)
     rollouts = run.sampler.generate(data.prompt_ids, 8, run.max_new_tokens, 0.9, seed)
     right = [
@@ -43,6 +55,15 @@ def test_evaluation_numbers_are_those_of_a_loop_over_completions():
     assert result["completion_length"] == pytest.approx(lengths.mean().item())
     assert result["truncated"] == pytest.approx(1 - rollouts.finished.double().mean().item())
     assert (result["problems"], result["samples"]) == (16, 8)
+
+    assert [row["completion"] for row in rows] == [text for row in rollouts.texts for text in row]
+    assert [row["length"] for row in rows] == lengths.flatten().tolist()
+    assert [row["finished"] for row in rows] == rollouts.finished.flatten().tolist()
+    for i, row in enumerate(rows):
+        assert (row["prompt"], row["answer"]) == dataclasses.astuple(data.problems[i // 8])
+        for name, function in (("format", format), ("tag_count", tag_count)):
+            assert row[name] == function(row["completion"])
+        assert row["accuracy"] == accuracy(row["completion"], row["answer"])
 
 
 @pytest.mark.parametrize(
@@ -78,6 +99,64 @@ def test_train_on_one_task_evaluate_on_others(tmp_path):
     rows = train.train(small(steps=1, eval_task=tasks), tmp_path / "run")
     assert list(rows[0]["eval"]) == list(tasks)
     assert rows[0]["eval_accuracy"] == rows[0]["eval"][tasks[0]]["accuracy"]
+    written = metrics(tmp_path / "run", "evaluation.jsonl")
+    assert list(dict.fromkeys(row["task"] for row in written)) == list(tasks)
+    for task, numbers in rows[-1]["eval"].items():
+        right = [row["accuracy"] for row in written if row["task"] == task]
+        assert len(right) == numbers["problems"]
+        assert numbers["accuracy"] == pytest.approx(sum(right) / len(right))
+
+
+# ---- what was written, to read -------------------------------------------------------------------
+
+
+def a_completion(problem: int, right: bool, completion: str = "so <answer>5</answer>") -> dict:
+    row = {"task": "sums", "problem": problem, "prompt": "2+3=", "answer": "5" if right else "6"}
+    row |= {"completion": completion, "finished": right, "length": 7}
+    return row | {"accuracy": float(right), "format": 0.0, "tag_count": 0.5}
+
+
+def holding(completions: list[dict], others: list[dict] = ()) -> SimpleNamespace:
+    """As much of a run as matters here, with another process beside it."""
+    processes = Processes()
+    processes.gather = lambda mine: [mine, list(others)]
+    return SimpleNamespace(
+        processes=processes, completions=completions, eval_data={"sums": None}, opens_think=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("right", "shown"), [([1, 0, 1, 0, 0], [0, 1, 3]), ([1] * 4, [0, 1, 2]), ([0, 0], [0, 1])]
+)
+def test_one_right_and_two_wrong_completions_are_shown_as_far_as_there_are_such(
+    tmp_path, right, shown
+):
+    rows = [a_completion(i, bool(it), f"text {i}") for i, it in enumerate(right)]
+    text = save_completions(holding(rows), tmp_path)
+    assert [i for i in range(len(rows)) if f"'text {i}'" in text] == shown
+    assert text.count("right: ") == sum(right[i] for i in shown)
+
+
+def test_what_is_shown_says_why(tmp_path):
+    text = save_completions(holding([a_completion(0, False, "It is\n\x1b[2J\x9b2J")]), tmp_path)
+    assert text == (
+        "wrong: '2+3='\n  'It is\\n\\x1b[2J\\x9b2J'\n"
+        "  answer '6', read '\\x1b[2J\\x9b2J'; accuracy 0, format 0, tag_count 0.5; 7 tokens"
+        ", cut off before EOS"
+    )
+    assert "read None;" in save_completions(holding([a_completion(0, False, "<think>5")]), tmp_path)
+    long = save_completions(holding([a_completion(0, True, "a" * 9999 + "the end")]), tmp_path)
+    assert "the end'" in long and len(long) < 1000
+
+
+def test_the_files_rows_are_those_of_all_processes_in_order(tmp_path):
+    """The samples of a problem stay in theirs; without an evaluation the file stays as it is."""
+    mine = [a_completion(0, True, "a"), a_completion(0, False, "b"), a_completion(2, True, "c")]
+    save_completions(holding(mine, [a_completion(1, True, "d")]), tmp_path)
+    assert save_completions(holding([]), tmp_path) == ""
+    rows = metrics(tmp_path, "evaluation.jsonl")
+    assert [row["completion"] for row in rows] == ["a", "b", "d", "c"]
+    assert [path.name for path in tmp_path.iterdir()] == ["evaluation.jsonl"]
 
 
 # ---- what a run shows of itself ------------------------------------------------------------------

@@ -11,6 +11,8 @@ FIRST_CIRCLE = ("pods", "grpo", "train", "rewards", "rollouts", "bench")
 SUPPORT = tuple(f"support.{path.stem}" for path in (ROOT / "support").glob("[!_]*.py"))
 BENCHES = tuple(f"benches.{path.stem}" for path in (ROOT / "benches").glob("[!_]*.py"))
 MODULES = FIRST_CIRCLE + SUPPORT + BENCHES
+# Files to copy, with pods.py and nothing else of this house.
+INTEGRATIONS = tuple(f"integrations.{path.stem}" for path in (ROOT / "integrations").glob("*.py"))
 MOST_LINES = 350
 
 
@@ -46,7 +48,16 @@ def test_the_algorithm_knows_torch_alone(module):
     assert packages <= {"torch"} | sys.stdlib_module_names
 
 
+@pytest.mark.parametrize("module", INTEGRATIONS)
+def test_a_file_to_copy_knows_pods_and_its_trainer_alone(module):
+    packages = {name.partition(".")[0] for name in imported(module)}
+    trainer = module.partition(".")[2].partition("_")[0]  # integrations/trl_pods.py is for trl
+    assert {"pods", trainer} <= packages
+    assert packages <= {"pods", "torch", trainer} | sys.stdlib_module_names
+
+
 def test_no_import_runs_upwards():
+    assert not [module for module in MODULES if imported(module) & {*INTEGRATIONS, "integrations"}]
     for module in SUPPORT:
         assert not GRAPH[module] & {"train", "bench", *BENCHES}, module
     for module in BENCHES:
@@ -65,7 +76,7 @@ def test_there_is_no_circle():
         left = {module: needs for module, needs in left.items() if module not in free}
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", MODULES + INTEGRATIONS)
 def test_no_room_is_too_large_to_be_read(module):
     lines = path_of(module).read_text().count("\n")
     assert lines <= MOST_LINES

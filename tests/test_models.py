@@ -17,9 +17,10 @@ from support.run import Run
 from support.storage import Folder
 
 
-def test_the_embedded_policy_is_found_from_anywhere(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", tiny.EMBEDDED)
+def test_the_embedded_policies_are_found_from_anywhere(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    model, tokenizer = load_model("tiny_policy")
+    model, tokenizer = load_model(name)
     assert tokenizer.decode(tokenizer("12+34=")["input_ids"]) == "12+34="
     assert model.num_parameters() == 281_600
 

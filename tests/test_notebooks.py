@@ -24,8 +24,8 @@ def code_cells(path: Path) -> list[dict]:
     return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
-def test_there_are_four():
-    assert [path.name[:2] for path in NOTEBOOKS] == ["1_", "2_", "3_", "4_"]
+def test_they_are_numbered_from_0():
+    assert [path.name[:2] for path in NOTEBOOKS] == ["0_", "1_", "2_", "3_", "4_", "5_"]
 
 
 def test_stored_small_and_executed_from_top_to_bottom(path):
@@ -36,8 +36,10 @@ def test_stored_small_and_executed_from_top_to_bottom(path):
     assert "display_data" in kinds and "error" not in kinds
 
 
-def test_no_cell_is_longer_than_a_screen(path):
-    assert max(len(cell["source"]) for cell in code_cells(path)) <= 35
+def test_no_cell_is_longer_than_can_be_read_at_once(path):
+    # Notebook 4 shows other trainers' classes and functions, each in one piece.
+    most = 35 if path.stem == "4_pods_elsewhere" else 20
+    assert max(len(cell["source"]) for cell in code_cells(path)) <= most
 
 
 def test_outputs_name_no_folder_of_the_machine_that_made_them(path):

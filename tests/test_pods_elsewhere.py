@@ -1,6 +1,5 @@
-"""The code of notebook 4, taken from its tagged cells: PODS inside TRL and verl, and in NumPy."""
+"""The code of notebook 4, taken from its tagged cells: PODS inside verl, and in NumPy."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,97 +7,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import transformers
 
-import train
-from grpo import group_advantages, grpo_loss, token_log_probs
-from pods import down_sample, max_variance
-from rewards import score
-from rollouts import eos_token_ids, pack
-from support import tasks
-from support.models import load_model
+from grpo import group_advantages, grpo_loss
+from pods import max_variance
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "4_pods_elsewhere.ipynb"
-needs_trl = pytest.mark.skipif(not importlib.util.find_spec("trl"), reason="needs trl==1.16.0")
 
 
 def cells(tag: str) -> SimpleNamespace:
     """What the notebook's cells with this tag define."""
-    names = {"np": np, "torch": torch, "transformers": transformers, "tasks": tasks, "train": train}
-    functions = (group_advantages, grpo_loss, token_log_probs, down_sample, max_variance)
-    functions += (score, eos_token_ids, pack, load_model)
-    names |= {function.__name__: function for function in functions}
+    names = {"np": np, "torch": torch, "max_variance": max_variance}
+    names["group_advantages"] = group_advantages
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:
         if tag in cell["metadata"].get("tags", []):
             exec(compile("".join(cell["source"]), f"notebook 4, {cell['id']}", "exec"), names)
     return SimpleNamespace(**names)
-
-
-# ---- TRL -----------------------------------------------------------------------------------------
-
-
-@needs_trl
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
-def test_trl_updates_on_m_rows_a_prompt_with_our_gradient(tmp_path, loss_type):
-    notebook, P, n, m = cells("trl"), 2, 12, 4
-    settings = {"loss_type": loss_type, "temperature": 0.9, "max_grad_norm": 0.0, "seed": 3}
-    settings |= {"per_device_train_batch_size": P * m // 2, "gradient_accumulation_steps": 2}
-    trainer = notebook.watched_trainer(str(tmp_path), n, m, steps=2, learning_rate=1e-3, **settings)
-    before = [p.detach().clone() for p in trainer.model.parameters()]
-    trainer.train()
-
-    seen = trainer.seen
-    assert seen["rows"] == [P * m // 2] * 4  # two steps of two passes: m rows a prompt, not n
-    assert [len(shown["rewards"]) for shown in seen["shown"]] == [P * n] * 2
-    for shown in seen["shown"]:  # the reward function saw each prompt n times, with its own answer
-        assert [len(set(shown["prompt"][p * n : (p + 1) * n])) for p in range(P)] == [1] * P
-    ours = notebook.our_gradient(seen["shown"][0], n, m, 0.9, loss_type)
-    assert torch.cosine_similarity(seen["gradient"], ours, dim=0) > 0.99999
-    assert ((seen["gradient"] - ours).norm() / ours.norm()).item() < 1e-4
-    after = trainer.model.parameters()
-    assert any(not torch.equal(a, b.cpu()) for a, b in zip(before, after, strict=True))
-
-
-def stub(notebook, training: bool, **options) -> SimpleNamespace:
-    """As much of a trainer as the rollout function looks at; a completion is its own number."""
-    _, tokenizer = load_model("tiny_policy")
-    notebook.generate_and_keep.__globals__["complete"] = lambda trainer, ids, n: [
-        [i % 10] for i in range(len(ids) * n)
-    ]
-    return SimpleNamespace(
-        model=SimpleNamespace(training=training), processing_class=tokenizer, num_generations=2,
-        num_generations_eval=3, n=5, rule="max_variance",
-        score_all=lambda completion_ids, **_: [float(row[0]) for row in completion_ids], **options,
-    )  # fmt: skip
-
-
-def test_trl_rollout_function_keeps_the_right_rows_of_texts_and_messages():
-    notebook = cells("trl")
-    texts = ["11+22=", "33+44="]
-    messages = [[{"role": "user", "content": text}] for text in texts]
-    for prompts in (texts, messages):
-        columns = {str(prompt): {"prompt": prompt} for prompt in prompts}
-        trainer = stub(notebook, training=True, columns=columns)
-        result = notebook.generate_and_keep([p for p in prompts for _ in range(2)], trainer)
-        assert result["reward"] == [0, 4, 5, 9]  # lowest and highest of 0..4 and of 5..9
-        assert result["completion_ids"] == [[0], [4], [5], [9]]
-        assert result["reward_of_all"] == [2, 2, 7, 7]
-        ids = [trainer.processing_class(text)["input_ids"] for text in texts]
-        assert result["prompt_ids"] == [ids[0], ids[0], ids[1], ids[1]]
-
-
-def test_trl_rollout_function_keeps_everything_in_an_evaluation():
-    notebook = cells("trl")
-    trainer = stub(notebook, training=False, columns={"11+22=": {"prompt": "11+22="}})
-    assert notebook.generate_and_keep(["11+22="] * 3, trainer)["reward"] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("prompts", [["a"], ["a", "b"], ["a", "a", "b"], ["a", "b", "b", "a"]])
-def test_trl_rollout_function_refuses_parts_of_groups(prompts):
-    notebook = cells("trl")
-    with pytest.raises(ValueError, match="whole groups"):
-        notebook.generate_and_keep(prompts, stub(notebook, training=True))
 
 
 # ---- verl ----------------------------------------------------------------------------------------

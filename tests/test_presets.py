@@ -6,6 +6,7 @@ import pytest
 
 from support import presets
 from support.settings import Config
+from support.tiny import STARTS
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)
@@ -16,7 +17,7 @@ def test_presets_are_settings_of_train(name):
     config = Config(**values)
     assert {key: getattr(config, key) for key in values} == values
     assert config.steps is None or name == "cpu"  # the paper's runs end by time
-    assert (name in presets.MACHINES) == (name != "cpu")
+    assert (name in presets.MACHINES) == (name not in ("cpu", "rare"))
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,13 @@ def test_presets_have_the_papers_numbers(name, model, task, n, m, minutes, proce
         assert config.reward_weights == (1, 1, 1)
         assert config.prompts_per_step == 4  # accumulation steps, each of a group of m
         assert config.gradient_checkpointing
+
+
+def test_the_rare_preset_is_the_embedded_policy_that_is_hardly_ever_right():
+    config = Config(**presets.PRESETS["rare"])
+    _, task, (_, most) = STARTS[config.model]
+    assert config.task == task and most <= 0.01
+    assert config.minutes == 0.5  # README: two half minutes
 
 
 def test_this_machine_has_this_computers_memory():

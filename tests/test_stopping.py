@@ -147,7 +147,7 @@ def test_sigterm_while_the_end_is_written_waits_for_it(tmp_path, monkeypatch, ca
     def terminate(*_):
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(train, "draw_curves", terminate)
+    monkeypatch.setattr(evaluation, "draw_curves", terminate)
     before = signal.getsignal(signal.SIGTERM)
     train.train(small(steps=1), tmp_path / "run")
     assert "saving" in capsys.readouterr().err

@@ -139,6 +139,7 @@ def test_outputs_are_complete_and_readable(finished):
             assert math.isfinite(row[name]), name
         assert row["grad_norm"] >= 0 and row["skipped"] in (0, 1)
         assert row["groups"] == 2 and 0 <= row["groups_without_signal"] <= 2
+        assert sum(row["pass_rates"]) / 2 == pytest.approx(row["accuracy"], abs=1e-6)
         assert 0 < row["completion_length"] <= 26
         assert 0 <= row["truncated"] <= 1 and row["grader_failures"] == 0
     assert rows[-1]["time"] == pytest.approx(sum(sum(r["seconds"].values()) for r in rows[1:]))

@@ -48,6 +48,17 @@ def test_sums_are_right_and_a_tenth_is_held_out_for_ever():
     assert max(Counter(p.prompt[:2] for p in test).values()) < 25  # 9 of each on average
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_carries_are_the_sums_of_the_same_split_in_which_both_columns_carry(split):
+    def both(prompt):
+        (a, b), (c, d) = (map(int, number) for number in prompt.removesuffix("=").split("+"))
+        return b + d > 9 and a + c + 1 > 9
+
+    expected = [problem for problem in load_task("arithmetic", split) if both(problem.prompt)]
+    assert load_task("carries", split) == expected
+    assert len(expected) == {"train": 2167, "test": 218}[split]
+
+
 # ---- rows in the hub's schemas -------------------------------------------------------------------
 
 
@@ -262,6 +273,7 @@ def test_bad_data_of_a_named_task_is_one_clear_line(tmp_path, text, message):
         ("sciknoweval", "train", "nowhere", r"no \*.jsonl in the folder nowhere"),
         ("math500", "train", None, "train on math"),
         ("arithmetic", "train", "nowhere", "arithmetic reads no data"),
+        ("carries", "train", "nowhere", "carries reads no data"),
     ],
 )
 def test_a_wrong_request_is_one_clear_line(name, split, source, message):

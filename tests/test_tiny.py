@@ -9,7 +9,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from support import tasks, tiny
 from support.arithmetic import careless_solution, worked_solution
-from support.tiny import check_gate, error_breakdown, make_tokenizer, warm_start
+from support.tiny import (
+    EMBEDDED,
+    STARTS,
+    check_gate,
+    error_breakdown,
+    make_tokenizer,
+    warm_start,
+)
 
 SYMBOL = re.compile("</?think>|</?answer>|<eos>|[0-9+=,]")
 
@@ -69,8 +76,9 @@ def test_every_sum_and_every_careless_solution_fits_the_positions(tokenizer):
 # ---- the shipped policy --------------------------------------------------------------------------
 
 
-def test_the_shipped_policy_is_an_ordinary_small_model_folder():
-    model, made = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY), tiny.make_model(0)
+@pytest.mark.parametrize("folder", tiny.EMBEDDED.values(), ids=tiny.EMBEDDED)
+def test_a_shipped_policy_is_an_ordinary_small_model_folder(folder):
+    model, made = AutoModelForCausalLM.from_pretrained(folder), tiny.make_model(0)
     assert type(model) is type(made) and model.dtype == torch.float32
     assert 280_000 < model.num_parameters() == made.num_parameters() < 283_000
     assert f"{model.num_parameters():,} parameters" in tiny.make_model.__doc__
@@ -78,14 +86,17 @@ def test_the_shipped_policy_is_an_ordinary_small_model_folder():
     of_the_file = {"architectures", "dtype", "_name_or_path", "transformers_version"}
     ours, theirs = made.config.to_dict(), model.config.to_dict()
     assert {key for key in ours | theirs if ours.get(key) != theirs.get(key)} <= of_the_file
-    assert sum(file.stat().st_size for file in tiny.TINY_POLICY.iterdir()) < 1.3e6
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 1.3e6
+    for file in folder.glob("*token*"):  # one tokenizer, whichever policy
+        assert file.read_bytes() == (tiny.TINY_POLICY / file.name).read_bytes()
 
 
-def test_the_shipped_policy_passes_the_gate():
-    model = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY)
-    breakdown = error_breakdown(model)
+@pytest.mark.parametrize("name", tiny.EMBEDDED)
+def test_the_shipped_policies_pass_their_gates(name):
+    model, (_, task, right) = AutoModelForCausalLM.from_pretrained(EMBEDDED[name]), STARTS[name]
+    breakdown = error_breakdown(model, task=task)
     assert sum(breakdown.values()) == pytest.approx(1)
-    check_gate(breakdown)
+    check_gate(breakdown, right)
     assert breakdown["inner carry"] > 0.2, "the flaw that reward should find is not there"
     assert error_breakdown(model, samples=100) == error_breakdown(model, samples=100)
 

@@ -12,8 +12,9 @@ from support.errors import InputError
 from support.processes import Processes
 
 
-def test_names_are_flat_and_what_is_none_is_left_out():
+def test_names_are_flat_and_what_is_no_number_is_left_out():
     row = {"step": 1, "seconds": {"update": 0.5}, "gap": {"max": None, "mean": 0.1}, "loss": None}
+    row["pass_rates"] = [0.5, 1.0]  # not one number
     assert trackers.flat(row) == {"step": 1, "seconds/update": 0.5, "gap/mean": 0.1}
 
 

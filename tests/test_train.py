@@ -87,6 +87,7 @@ def test_logged_reward_is_of_all_rollouts_not_of_the_kept(monkeypatch):
     row, shown = train.train_step(Run(small()), 1)
     assert (row["reward"], row["reward_kept"], row["accuracy"]) == (0.125, 0.25, 0.125)
     assert row["reward_std"] == pytest.approx(math.sqrt(7 / 64 * 8 / 7))
+    assert row["pass_rates"] == [0.125, 0.125]  # of each prompt
     assert (row["groups"], row["groups_without_signal"]) == (2, 0)
     assert [example["total"] for example in shown if example["kept"]] == [0.0, 1.0]
 

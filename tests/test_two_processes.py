@@ -130,6 +130,8 @@ def test_two_processes_evaluate_like_one(found, out):
     assert code == other == 0 and nothing == ""
     assert json.loads((out / "evaluation" / "eval.json").read_text())[TASK]["problems"] == 30
     assert f"written to {out / 'evaluation' / 'eval.json'}" in output
+    rows = metrics(out / "evaluation", "evaluation.jsonl")
+    assert [row["problem"] for row in rows] == list(range(30))
 
 
 # ---- what is exchanged, and who speaks -----------------------------------------------------------

@@ -1,0 +1,204 @@
+"""PODS in TRL: a GRPOTrainer that generates n rollouts of a prompt and trains on m of them.
+
+    from trl_pods import PodsTrainer            # this file and pods.py, copied beside your script
+    trainer = PodsTrainer(
+        "Qwen/Qwen2.5-3B-Instruct",
+        reward_funcs=my_reward,                 # as TRL calls it, on all n; or several of them
+        args=GRPOConfig(num_generations=16),    # m
+        rollouts_per_prompt=64,                 # n
+        train_dataset=train, eval_dataset=test,
+    )
+    trainer.train()
+
+Everything else is GRPOTrainer's own: datasets of texts or of messages, evaluation, KL, several
+epochs on a batch (`num_iterations`), adapters, vLLM. TRL is told that a group has m members: its
+sampler repeats each prompt m times, its advantages are normalised over m rewards, its batch has
+P * m rows. The m copies of a prompt are replaced by the m of n rollouts that `pods.py` keeps, so
+that log-probs, reference and update are computed for those alone. An evaluation keeps everything.
+
+This uses what TRL documents: `rollout_func` (which it calls experimental), the reward functions,
+`training_step` and `prediction_step`. Written for TRL 1.16. Needs torch, trl and pods.py. The lines
+for vLLM have not been run.
+
+Legend: P prompts of this process, n rollouts a prompt, m kept, T tokens.
+Left out: tools, environments, images, reward models and asynchronous reward functions; FSDP with
+transformers' generation (use vLLM).
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+
+import torch
+from trl import GRPOTrainer
+from trl.models import unwrap_model_for_generation
+
+from pods import down_sample
+
+
+class PodsTrainer(GRPOTrainer):
+    """GRPO on m of n rollouts.
+
+    Args:
+        model, reward_funcs, args and others: GRPOTrainer's; m is `args.num_generations`.
+        rollouts_per_prompt: n.
+        rule: one of `pods.RULES`. What it sees is the sum of the rewards, weighted as TRL does.
+
+    Raises:
+        ValueError: n is smaller than m, or something that is left out here is asked for.
+    """
+
+    def __init__(
+        self, model, reward_funcs, *args, rollouts_per_prompt: int, rule="max_variance", **options
+    ) -> None:
+        functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        for name in ("tools", "environment_factory", "rollout_func"):
+            if options.get(name):
+                raise ValueError(f"PodsTrainer brings its own rollouts: leave out {name}")
+        self.scored = [ScoredOnce(function) for function in functions]
+        self.rollouts_per_prompt, self.rule, self.rows = rollouts_per_prompt, rule, []
+        super().__init__(model, self.scored, *args, rollout_func=keep_m_of_n, **options)
+        if rollouts_per_prompt < self.num_generations:
+            raise ValueError(
+                f"rollouts_per_prompt={rollouts_per_prompt} is smaller than "
+                f"num_generations={self.num_generations}, how many of them are kept"
+            )
+
+    # A rollout function is given prompts alone, but rewards need the other columns. Prompts are no
+    # key to them: a dataset may hold one prompt twice, with two answers.
+
+    def training_step(self, model, inputs, *args, **options):
+        """TRL's, with the batch's rows kept for the rollout function."""
+        self.rows = inputs
+        return super().training_step(model, inputs, *args, **options)
+
+    def prediction_step(self, model, inputs, *args, **options):
+        """TRL's, in an evaluation; as above."""
+        self.rows = inputs
+        return super().prediction_step(model, inputs, *args, **options)
+
+
+class ScoredOnce:
+    """A reward function that is called once, on all n rollouts; TRL is told about those kept."""
+
+    def __init__(self, function: Callable) -> None:
+        is_function = callable(function) and not isinstance(function, torch.nn.Module)
+        if not is_function or any(map(inspect.iscoroutinefunction, (function, function.__call__))):
+            raise ValueError(f"reward_funcs: {function!r} is no plain function")
+        self.function, self.kept = function, []
+        self.__name__ = getattr(function, "__name__", type(function).__name__)  # for TRL's logs
+
+    def score(self, **columns) -> list[float]:
+        """The function's rewards [P*n]; None, where it does not apply, is NaN."""
+        self.extras, self.metrics = {}, []  # what it logs, for when TRL asks
+        rewards = self.function(
+            log_extra=lambda column, values: self.extras.setdefault(column, []).extend(values),
+            log_metric=lambda name, value: self.metrics.append((name, value)),
+            **columns,
+        )
+        self.rewards = [float("nan") if reward is None else float(reward) for reward in rewards]
+        if len(self.rewards) != len(columns["prompts"]):
+            raise ValueError(
+                f"{self.__name__} returned {len(self.rewards)} rewards for "
+                f"{len(columns['prompts'])} completions"
+            )
+        return self.rewards
+
+    def __call__(self, *, log_extra: Callable, log_metric: Callable, **_) -> list[float | None]:
+        """TRL's call, with the P * m rollouts that were kept."""
+        for name, value in self.metrics:
+            log_metric(name, value)
+        for column, values in self.extras.items():
+            log_extra(column, [values[i] for i in self.kept])
+        kept = [self.rewards[i] for i in self.kept]
+        return [None if reward != reward else reward for reward in kept]  # NaN is not itself
+
+
+def keep_m_of_n(prompts: list, trainer: PodsTrainer) -> dict[str, list | None]:
+    """TRL's rollout function: P prompts, each m times in a row -> the m kept rollouts of each."""
+    training = trainer.model.training
+    m = trainer.num_generations if training else trainer.num_generations_eval
+    n = trainer.rollouts_per_prompt if training else m
+    rows, P = trainer.rows[::m], len(prompts) // m
+    whole = prompts == [prompt for prompt in prompts[::m] for _ in range(m)]
+    if not whole or prompts != [row["prompt"] for row in trainer.rows]:
+        raise ValueError(f"a process must hold whole groups: make its batch a multiple of m={m}")
+
+    ids = token_ids(prompts[::m], trainer)
+    completions, log_probs = generate(ids, n, trainer)  # P * n
+    rewards = score(prompts[::m], rows, completions, n, trainer)  # [P, n]
+    everything = torch.arange(m).expand(P, m)
+    keep = down_sample(rewards, m, trainer.rule) if n > m else everything  # [P, m]
+    kept = (keep + n * torch.arange(P)[:, None]).flatten().tolist()  # P * m
+    for function in trainer.scored:
+        function.kept = kept
+    return {
+        "prompt_ids": [row for row in ids for _ in range(m)],
+        "completion_ids": [completions[i] for i in kept],
+        "logprobs": None if log_probs is None else [log_probs[i] for i in kept],
+    }
+
+
+def token_ids(prompts: list, trainer: PodsTrainer) -> list[list[int]]:
+    """The tokens of texts, or of messages as the chat template renders them."""
+    if isinstance(prompts[0], str):
+        return trainer.processing_class(text=prompts)["input_ids"]
+    return trainer.processing_class.apply_chat_template(
+        prompts, add_generation_prompt=True, return_dict=True, **trainer.chat_template_kwargs
+    )["input_ids"]
+
+
+def generate(
+    prompt_ids: list[list[int]], n: int, trainer: PodsTrainer
+) -> tuple[list[list[int]], list[list[float]] | None]:
+    """n completions of each prompt, by the trainer's engine and its generation settings.
+
+    Returns:
+        P * n lists of token ids, each with its EOS if it has one; and vLLM's log-probs of them,
+        with which TRL corrects for a sampler that is not quite the trained policy.
+    """
+    if trainer.use_vllm:
+        repeated = [row for row in prompt_ids for _ in range(n)]
+        _, completions, log_probs, _ = trainer.vllm_generation.generate(repeated, None, n)
+        return completions, [[token[0] for token in row] for row in log_probs]
+    config = copy.deepcopy(trainer.generation_config)
+    config.num_return_sequences = n
+    batch = trainer.processing_class.pad(
+        {"input_ids": prompt_ids}, padding_side="left", return_tensors="pt"
+    ).to(trainer.accelerator.device)
+    unwrapped = unwrap_model_for_generation(
+        trainer.model_wrapped,
+        trainer.accelerator,
+        gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+        generation_kwargs=trainer.generation_kwargs,  # else the model's own top-k would act, too
+    )
+    with unwrapped as model, torch.no_grad():
+        ids = model.generate(**batch, generation_config=config)  # [P*n, L+T]
+    completions = []
+    for row in ids[:, batch["input_ids"].shape[1] :].tolist():
+        # Cut at the first EOS, which belongs to the completion. Never search for the padding
+        # token: it is often the same one.
+        ends = [t for t, token in enumerate(row) if token in trainer.eos_token_ids]
+        completions.append(row[: ends[0] + 1] if ends else row)
+    return completions, None
+
+
+def score(
+    prompts: list, rows: Sequence[dict], ids: list[list[int]], n: int, trainer: PodsTrainer
+) -> torch.Tensor:
+    """The weighted sum of all reward functions for P * n completions, float64 [P, n]."""
+    completions = trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
+    if not isinstance(prompts[0], str):
+        completions = [[{"role": "assistant", "content": text}] for text in completions]
+    names = [name for name in rows[0] if name not in ("prompt", "completion", "completion_ids")]
+    columns = {name: [row[name] for row in rows for _ in range(n)] for name in names}
+    columns |= {"prompts": [prompt for prompt in prompts for _ in range(n)]}
+    columns |= {"completions": completions, "completion_ids": ids, "trainer_state": trainer.state}
+    rewards = [function.score(**columns) for function in trainer.scored]
+    rewards = torch.tensor(rewards, dtype=torch.float64)  # [functions, P*n]
+    total = (rewards * trainer.reward_weights.to(rewards)[:, None]).nansum(0)  # as TRL sums them
+    total = total.masked_fill(rewards.isnan().all(0), torch.nan).view(-1, n)  # [P, n]
+    # TRL logs the rewards of the kept, which selection pulls to the middle: this is the policy's.
+    trainer.scored[0].metrics.append(("reward_of_all", total.nanmean().nan_to_num().item()))
+    # What no function could score gets the mean, which max-variance keeps last.
+    return torch.where(total.isnan(), total.nanmean(-1, keepdim=True).nan_to_num(), total)
