@@ -5,7 +5,8 @@
 
 A bfloat16 number has 8 bits: what is added to a weight W is lost if it is less than half a step,
 0.2% to 0.4% of W. The trainer adds the adapter's output to that of W, and loses nothing; a sampler
-that gets W + s B A as one matrix sees nothing of an element until it has grown large enough.
+that gets W + s B A as one matrix, rounded to the nearest number, sees nothing of an element until
+its update has grown large enough. Rounded by chance, it sees the right share of them.
 
 Legend: T completion tokens, R rank.
 """
@@ -20,7 +21,7 @@ import train
 from benches.measure import table
 from benches.update import full_rollouts
 from grpo import Policy
-from support.adapters import merged_weights
+from support.adapters import dithered, merged_weights
 from support.learner import Learner
 from support.models import load_model
 from support.processes import Processes
@@ -44,15 +45,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def adapters(arguments: argparse.Namespace) -> dict:
     """Of an adapter's update, the share that is there once it is merged in bfloat16.
 
-    Updates on the same rollouts again and again: the best case, since all of them add up. Then:
-    the share of the merged matrices' update that is in the sampler's copy (1: all of it, in
-    direction and length), how far log-probs of the rollouts moved, and how far the sampler's are
-    from the trainer's. Both compute in float32, so that nothing but the merging is seen.
+    Updates on the same rollouts again and again: the best case, since all of them add up. Then, for
+    merged weights rounded to the nearest number and by chance (as our samplers get them): the share
+    of the merged matrices' update that is there, 1 being all of it; how far log-probs of the
+    rollouts moved, and how far the sampler's are from the trainer's. Both compute in float32, so
+    that nothing but the merging is seen.
     """
-    dtype, T = getattr(torch, arguments.dtype), 24
+    T = 24
     model, copy = [load_model(arguments.model)[0] for _ in range(2)]  # the trainer's, the sampler's
     for weight in model.parameters():
-        weight.data = weight.data.to(dtype).float()  # a model that was stored like that
+        weight.data = weight.data.bfloat16().float()  # a model that was stored like that
     config = Config(lora_rank=arguments.rank, lr=arguments.lr)
     learner = Learner(model, config, Processes())
     kept = full_rollouts(copy, P=1, m=4, L=8, T=T)
@@ -65,15 +67,26 @@ def adapters(arguments: argparse.Namespace) -> dict:
         train.update(learner, kept, advantages, T)
         if count not in arguments.updates:
             continue
-        merged = {name: w.to(dtype).float() for name, w in merged_weights(learner.model)}
-        copy.load_state_dict(merged)
+        exact = dict(merged_weights(learner.model))
         with torch.no_grad():
-            trainers, samplers = learner.policy(*inputs), Policy(copy)(*inputs)
-        row = {"updates": count, "share merged": share_merged(learner.model, merged)}
-        row["log-probs moved"] = (trainers - before).abs().mean().item()
-        rows.append(row | {"sampler - trainer": (samplers - trainers).abs().mean().item()})
-    print(table(f"{arguments.model}, R={arguments.rank}, merged in {arguments.dtype}", rows))
+            trainers = learner.policy(*inputs)
+        row = {"updates": count, "log-probs moved": (trainers - before).abs().mean().item()}
+        for way, rounded in ROUNDED.items():
+            merged = {name: rounded(weight).float() for name, weight in exact.items()}
+            copy.load_state_dict(merged)
+            with torch.no_grad():
+                gap = (Policy(copy)(*inputs) - trainers).abs().mean().item()
+            row |= {f"share, {way}": share_merged(learner.model, merged), f"gap, {way}": gap}
+        rows.append(row)
+    print(table(f"{arguments.model}, R={arguments.rank}, merged in bfloat16", rows))
     return {"model": arguments.model, "rows": rows}
+
+
+ROUNDED = {
+    "nearest": torch.Tensor.bfloat16,
+    "by chance": lambda weight: dithered(weight, seed=0),
+    "not at all": lambda weight: weight,
+}
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from grpo import Policy
 from support import tiny
-from support.adapters import add_lora, is_adapter, load_with_adapter, merged_weights
+from support.adapters import add_lora, dithered, is_adapter, load_with_adapter, merged_weights
 from support.memory import micro_batch_bytes
 from support.models import load_weights
 from support.storage import save_model
@@ -49,6 +49,41 @@ def test_merged_weights_are_those_of_a_plain_model_with_the_same_policy(tied, tm
     save_model(wrapped.get_base_model(), tiny.make_tokenizer(), tmp_path / "merged", merged)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert torch.equal(log_probs(loaded), log_probs(plain))
+
+
+def test_bfloat16_weights_are_merged_by_chance_so_that_on_average_nothing_is_lost():
+    torch.manual_seed(0)
+    weight = torch.randn(400, 400).bfloat16()
+    assert torch.equal(dithered(weight.float(), 0), weight)  # nothing to round
+    for size in (1e-5, 1e-3, 1e-1):
+        exact = weight.float() + size * torch.randn(400, 400)
+        rounded = dithered(exact, 1)
+        assert torch.equal(rounded, dithered(exact, 1)) and rounded.dtype == torch.bfloat16
+        step = exact.abs() * 2**-7
+        assert ((rounded.float() - exact).abs() <= step).all()  # to one of the two neighbours
+        moved, update = rounded.double() - weight.double(), (exact - weight.float()).double()
+        share = (moved * update).sum() / (update * update).sum()
+        assert share == pytest.approx(1.0, abs=0.1)
+        nearest = ((exact.bfloat16().double() - weight.double()) * update).sum()
+        assert size > 1e-4 or nearest < 0.3 * (update * update).sum()  # what it is about
+
+
+def test_an_adapter_of_a_bfloat16_model_is_merged_like_that():
+    _, wrapped = adapted("qwen2")
+    exact = dict(merged_weights(wrapped))
+    for name, weight in wrapped.named_parameters():
+        if ".lora_" not in name:
+            weight.data = weight.data.bfloat16()
+    merged = dict(merged_weights(wrapped))
+    assert all(weight.dtype == torch.bfloat16 for weight in merged.values())
+    name = "model.layers.1.mlp.up_proj.weight"
+    number = list(wrapped.get_base_model().state_dict()).index(
+        name.replace("weight", "base_layer.weight")
+    )
+    layer = wrapped.get_base_model().get_submodule(name.removesuffix(".weight"))
+    whole = layer.base_layer.weight.float() + layer.get_delta_weight("default")
+    assert torch.equal(merged[name], dithered(whole, number))
+    assert (merged[name].float() - exact[name]).abs().max() < 0.02
 
 
 def test_merged_weights_of_a_plain_model_are_its_own():

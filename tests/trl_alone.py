@@ -166,7 +166,8 @@ if __name__ == "__main__":
     losses = ("grpo", "dapo", "dr_grpo")
     two = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
     found = {loss: steps(1, loss_type=loss, **two) for loss in losses}
-    found["epochs"] = steps(2, loss_type="grpo", num_iterations=2, beta=0.5, learning_rate=1e-3)
+    kl = {"beta": 0.5, "use_bias_correction_kl": False}  # the plain one, without the ratio
+    found["epochs"] = steps(2, loss_type="grpo", num_iterations=2, learning_rate=1e-3, **kl)
     found["texts"] = evaluated(TEXTS, HELD_OUT)
     found["messages"] = evaluated(messages(TEXTS), messages(HELD_OUT))
     found["several"], found["refused"] = several(), refused()
