@@ -4,7 +4,7 @@
     trainer = PodsTrainer(
         "Qwen/Qwen2.5-3B-Instruct",
         reward_funcs=my_reward,                 # as TRL calls it, on all n; or several of them
-        args=GRPOConfig(num_generations=16),    # m
+        args=GRPOConfig(num_generations=16, per_device_train_batch_size=16),  # m
         rollouts_per_prompt=64,                 # n
         train_dataset=train, eval_dataset=test,
     )
