@@ -71,8 +71,10 @@ def peers(arguments: argparse.Namespace) -> dict:
 
     theirs = trl_steps.measure(config, run.max_new_tokens, prompts, answers, steps, one_of_ours)
     gradient = our_gradient(config, run.max_new_tokens, theirs.rollouts)
-    # In float32 the cosine of two equal vectors can come out above 1.
-    cosine = torch.cosine_similarity(gradient.double(), theirs.gradient.double(), dim=0).item()
+    cosine = None
+    if gradient is not None:
+        # In float32 the cosine of two equal vectors can come out above 1.
+        cosine = torch.cosine_similarity(gradient.double(), theirs.gradient.double(), dim=0).item()
     # The first step of each warms up.
     times = {
         "train.py total": [sum(row["seconds"].values()) for row in ours[1:]],
@@ -84,18 +86,20 @@ def peers(arguments: argparse.Namespace) -> dict:
     rows = step_rows(times)
     sizes = f"P={P}, n = m = {n}, prompts of {min(lengths)} to {max(lengths)} tokens"
     print(table(f"one step of {config.model}, {sizes}, micro-batch {micro_batch}", rows))
-    print(f"cosine of the two gradients on the same rollouts: {cosine:.6f}")
+    if cosine is None:
+        print("no gradients to compare: at the first step all rewards of a group are equal")
+    else:
+        print(f"cosine of the two gradients on the same rollouts: {cosine:.6f}")
     idle = sum(row["groups_without_signal"] for row in ours[1:])
     print(f"groups without signal, not computed by train.py: {idle} of {P * arguments.rounds}")
     result = {"trl": trl_steps.VERSION, "model": config.model, "cosine": cosine, "rows": rows}
     return result | {"groups_without_signal": idle}
 
 
-def our_gradient(config: Config, max_new_tokens: int, rollouts: dict) -> torch.Tensor:
+def our_gradient(config: Config, max_new_tokens: int, rollouts: dict) -> torch.Tensor | None:
     """Our gradient, as one vector, on TRL's first rollouts, from the same weights.
 
-    Raises:
-        InputError: those rollouts have none, because in each group all are equally good.
+    None if those rollouts have none, because in each group all are equally good.
     """
     model, tokenizer = load_model(config.model)
     prompts = [tokenizer(text)["input_ids"] for text in rollouts["prompts"][:: config.n]]
@@ -105,9 +109,7 @@ def our_gradient(config: Config, max_new_tokens: int, rollouts: dict) -> torch.T
     rewards = torch.tensor(rollouts["rewards"], dtype=torch.float64).view(-1, config.n)  # [P, n]
     learner = Learner(model, config, Processes())
     stats = train.update(learner, kept, group_advantages(rewards), max_new_tokens)
-    if stats["skipped"]:
-        raise InputError("the first step's rewards are equal: there is no gradient to compare")
-    return parameters_to_vector(p.grad for p in model.parameters())
+    return None if stats["skipped"] else parameters_to_vector(p.grad for p in model.parameters())
 
 
 def step_rows(times: dict[str, list[float]]) -> list[dict]:

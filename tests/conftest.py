@@ -256,7 +256,7 @@ def in_background():
 
 def run_command(arguments: Sequence[object], **options) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [*map(str, arguments)], capture_output=True, text=True, timeout=300, check=False, **options
+        [*map(str, arguments)], capture_output=True, text=True, timeout=900, check=False, **options
     )
 
 

@@ -216,7 +216,7 @@ def interrupted_after(words: str, process: subprocess.Popen) -> tuple[str, str]:
     while words not in (line := process.stdout.readline()):
         assert line or process.poll() is None, process.communicate()
     os.killpg(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=300)
     assert "Traceback" not in errors, errors
     return output, errors
 

@@ -158,7 +158,7 @@ def test_child_processes_have_servers_of_their_own(method):
     queue = context.Queue()
     child = context.Process(target=in_child, args=(queue,))
     child.start()
-    verdicts, servers = queue.get(timeout=120)
+    verdicts, servers = queue.get(timeout=300)
     child.join()
     assert verdicts == [True]
     assert len(servers) == 1

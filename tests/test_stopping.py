@@ -100,7 +100,7 @@ def test_signal_saves_says_where_and_can_be_resumed(tmp_path, number):
     )
     wait_for(has_logged(stopped, 4), process)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 128 + number
     assert f"go on with: python train.py --resume --out {stopped}" in output
     done = len(metrics(stopped)) - 1
@@ -122,7 +122,7 @@ def test_second_ctrl_c_leaves_at_once(tmp_path):
     while "once more to stop" not in (line := process.stderr.readline()):
         assert line or process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "stopped at once" in error and "Traceback" not in error
     assert not (tmp_path / "run" / "model").exists()  # that would have been the slow way out

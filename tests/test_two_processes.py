@@ -258,7 +258,7 @@ def test_a_run_killed_terminated_and_interrupted_is_in_the_end_the_same(whole_ru
             process.send_signal(number)
         else:
             os.killpg(process.pid, number)
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=300)
         assert process.returncode != 0
         done = metrics(out)[-1]["step"]
         assert done < 60

@@ -257,7 +257,7 @@ def test_a_new_sampler_closes_the_one_before(engine):
 def test_training_with_vllm_from_the_command_line(tmp_path):
     command = [sys.executable, ROOT / "train.py", "--n", "64", "--m", "16", "--sampler", "vllm"]
     options = ["--steps", "3", "--eval-problems", "64", "--out", tmp_path / "run"]
-    subprocess.run([*command, *options], check=True, timeout=300)
+    subprocess.run([*command, *options], check=True, timeout=900)
     rows = metrics(tmp_path / "run")
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     for row in rows[1:]:
