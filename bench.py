@@ -32,6 +32,7 @@ if __name__ == "__main__":  # Ctrl-C during the seconds of imports: no pages of 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
+import math
 import os
 import shlex
 import sys
@@ -115,6 +116,8 @@ def race(arguments: argparse.Namespace) -> dict:
     """
     base, _ = settings.parse(["--threads", str(arguments.threads), *arguments.train_flags])
     every, count = arguments.every, round(60 * arguments.minutes / arguments.every)
+    if not count:
+        raise InputError(f"--minutes {arguments.minutes:g}: give time for one evaluation at least")
     marks = [every * (i + 1) for i in range(count)]  # seconds of training
     if arguments.sweep in ("difficulty", "starts"):
         return difficulty(arguments, base, marks, {arm: ARMS[arm] for arm in ("grpo", "pods")})
@@ -234,7 +237,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     for name, value in vars(arguments).items():
         values = value if isinstance(value, list) else [value]
-        if any(isinstance(number, (int, float)) and not number > 0 for number in values):
+        numbers = [number for number in values if isinstance(number, (int, float))]
+        if not all(0 < number < math.inf for number in numbers):
             raise InputError(f"{settings.flag(name)} {value}: must be above 0")
     if getattr(arguments, "sweep", None):
         arguments.bench += f"_{arguments.sweep}"

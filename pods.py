@@ -87,11 +87,7 @@ def max_variance(rewards: torch.Tensor, m: int) -> torch.Tensor:
     rewards, m, device = _check(rewards, m)  # float64 [..., n]
     n = rewards.shape[-1]
     x, order = rewards.sort(dim=-1, stable=True)  # [..., n] ascending, ties by index
-    # Differences of rewards near float64's limit would overflow; a power of two costs no precision.
-    x = torch.where(x.abs().amax(-1, keepdim=True) > 2.0**1000, x / 2.0**512, x)
-    # The variance does not care about a common offset, but rounding does. The median is itself a
-    # reward, so this difference is exact for rewards near it, whatever outliers the group has.
-    x = x - x[..., n // 2 : n // 2 + 1]
+    x = _centred(x)
 
     low, high = x[..., :m], x[..., n - m :]  # [..., m]: what split k takes next, and what it drops
     sum_low = low.cumsum(-1) - low  # [..., m]: of the k lowest
@@ -134,9 +130,15 @@ def max_advantage(rewards: torch.Tensor, m: int) -> torch.Tensor:
     Arguments and errors: `max_variance`.
     """
     rewards, m, device = _check(rewards, m)
-    distance = (rewards - rewards.mean(-1, keepdim=True)).abs()  # [..., n]
-    order = distance.sort(dim=-1, descending=True, stable=True).indices  # [..., n]
-    return order[..., :m].sort(dim=-1).values.to(device)
+    x, order = rewards.sort(dim=-1)  # [..., n]
+    x = _centred(x)
+    far, position = (x - x.mean(-1, keepdim=True)).abs().sort(dim=-1, descending=True)  # [..., n]
+    # Equal but for rounding is equal, above all for as many right as wrong ones: a tier each.
+    noise = 8 * x.shape[-1] * _precision(rewards) * x.abs().amax(-1, keepdim=True)  # [..., 1]
+    tier = (-far.diff(dim=-1, prepend=far[..., :1]) > noise).cumsum(-1)  # [..., n] 0, 0, 1, 2, ...
+    index = order.gather(-1, position)  # [..., n]
+    index = index.gather(-1, (tier * x.shape[-1] + index).argsort(dim=-1))
+    return index[..., :m].sort(dim=-1).values.to(device)
 
 
 def percentile(rewards: torch.Tensor, m: int) -> torch.Tensor:
@@ -198,6 +200,18 @@ def down_sample(
     if rule == "random":
         return random_subset(rewards, m, generator)
     return RULES[rule](rewards, m)
+
+
+def _centred(x: torch.Tensor) -> torch.Tensor:
+    """Ascending rewards [..., n] less their group's median.
+
+    No rule cares about a common offset, but rounding does. The median is itself a reward, so this
+    difference is exact for rewards near it, whatever outliers the group has.
+    """
+    # Differences of rewards near float64's limit would overflow; a power of two costs no precision.
+    x = torch.where(x.abs().amax(-1, keepdim=True) > 2.0**1000, x / 2.0**512, x)
+    n = x.shape[-1]
+    return x - x[..., n // 2 : n // 2 + 1]
 
 
 def _precision(rewards: torch.Tensor) -> torch.Tensor:

@@ -48,20 +48,27 @@ def advice(
     Raises:
         InputError: there is no log, or one that has no pass rates.
     """
-    steps = [row for row in read_rows(folder / "metrics.jsonl") if "pass_rates" in row]
-    if not steps:
-        raise InputError(f"--run {folder}: no metrics.jsonl with pass_rates, of a step or more")
-    rule = config.rule if config.rule in COMPARED else "max_variance"
+    steps = logged(folder, config)
     typical, (make, train) = typical_moments(pools), prices(steps, config)
 
     def of(n: int, m: int) -> float:
-        return progress(steps, typical, rule, n, m, make * dearer[n], train)
+        return progress(steps, typical, config.rule, n, m, make * dearer[n], train)
 
     own, rows = of(config.n, config.m), []
     for n in sorted(dearer):
         ratios = {m: of(n, m) / own if m <= n and own else None for m in sorted({*KEPT, config.m})}
         rows.append({"n": n} | {f"m={m}": ratio for m, ratio in ratios.items()})
     return rows
+
+
+def logged(folder: Path, config: Config) -> list[dict]:
+    """The steps of a run's log. Raises InputError if no advice follows from it: see `advice`."""
+    if config.rule not in COMPARED or config.advantages != "kept":
+        raise InputError(f"--run {folder}: no formula for --advantages all, CPPO's rule")
+    steps = [row for row in read_rows(folder / "metrics.jsonl") if "pass_rates" in row]
+    if not steps:
+        raise InputError(f"--run {folder}: no metrics.jsonl with pass_rates, of a step or more")
+    return steps
 
 
 def generation(run: Run, sizes: Iterable[int], rounds: int = 2) -> dict[int, float]:

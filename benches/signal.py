@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 import train
 from benches.advice import SIZES as SEVERAL
-from benches.advice import advice, generation
+from benches.advice import advice, generation, logged
 from benches.allocation import COMPARED, measure
 from benches.measure import new_figure, table
 from benches.selection import group_size
@@ -73,6 +73,10 @@ def signal_to_noise(arguments: argparse.Namespace) -> dict:
     config, _ = settings.parse(flags)
     if any(not 2 <= m <= n for n, m in arguments.sizes):
         raise InputError("--sizes: need n x m with 2 <= m <= n, such as 64x16")
+    if arguments.pool < (most := max(n for n, _ in arguments.sizes)):
+        raise InputError(f"--pool {arguments.pool}: groups of {most} are drawn from it, raise it")
+    if arguments.run:
+        logged(arguments.run, config)  # before the minutes of work, not after
     run = Run(config)
     weights = [weight for weight in run.model.parameters() if weight.requires_grad]
     sketch = Sketch(weights, arguments.dimensions)

@@ -111,8 +111,12 @@ def mean_curve(times: Sequence[float], runs: Sequence[Sequence[float]]) -> Curve
 
 
 def target(baseline: Curve, fraction: float = FRACTION) -> float:
-    """The accuracy that has to be reached: the best itself often comes late and by luck."""
-    return fraction * max(accuracy for _, accuracy in baseline)
+    """The accuracy that has to be reached: the best itself often comes late and by luck.
+
+    Out of reach for a baseline that never was right: nobody is sooner than that.
+    """
+    best = max(accuracy for _, accuracy in baseline)
+    return fraction * best if best > 0 else math.inf
 
 
 def first_time(curve: Curve, accuracy: float) -> float | None:

@@ -33,7 +33,7 @@ import torch
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
-from pods import down_sample
+from pods import RULES, down_sample
 
 
 class PodsTrainer(GRPOTrainer):
@@ -52,6 +52,8 @@ class PodsTrainer(GRPOTrainer):
         self, model, reward_funcs, *args, rollouts_per_prompt: int, rule="max_variance", **options
     ) -> None:
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        if rule not in RULES:
+            raise ValueError(f"unknown rule {rule!r}: choose one of {', '.join(RULES)}")
         for name in ("tools", "environment_factory", "rollout_func"):
             if options.get(name):
                 raise ValueError(f"PodsTrainer brings its own rollouts: leave out {name}")

@@ -218,9 +218,8 @@ def summary(rows: Sequence[dict], out: Path) -> str:
     skipped = sum(map(not_finite, steps))
     if skipped:
         lines.append(f"steps without an update, because the gradient was not finite: {skipped}")
-    lines.append(
-        f"{out}: metrics.jsonl, rollouts.jsonl, evaluation.jsonl, curves.png, model/, checkpoint/"
-    )
+    names = "metrics.jsonl", "rollouts.jsonl", "evaluation.jsonl", "curves.png", "model/"
+    lines.append(f"{out}: {', '.join(n for n in (*names, 'checkpoint/') if (out / n).exists())}")
     return "\n".join(lines)
 
 

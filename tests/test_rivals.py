@@ -87,6 +87,19 @@ def test_max_advantage_takes_what_is_farthest_from_the_mean():
             assert keep == sorted(order[:m])
 
 
+def test_max_advantage_takes_equals_by_index_whatever_rounding_says_of_the_mean():
+    """Against exact fractions: half right and half wrong is the commonest tie of all."""
+    assert max_advantage([0.2, 1.2, 0.2, 1.2], 2).tolist() == [0, 1]
+    assert max_advantage([0.1, 1.1, 0.1, 1.1], 2).tolist() == [0, 1]
+    generator = torch.Generator().manual_seed(3)
+    for offset, scale in ((0, 1), (10**15, 1), (2**52, 1), (0, 2**1022)):
+        draws = torch.randint(-1, 2, (100, 9), generator=generator).tolist()
+        for group in [[offset + scale * r for r in draw] for draw in draws]:
+            distance = [abs(9 * r - sum(group)) for r in group]  # 9 times it, in whole numbers
+            order = sorted(range(9), key=lambda i: (-distance[i], i))
+            assert max_advantage([float(r) for r in group], 4).tolist() == sorted(order[:4])
+
+
 def test_max_advantage_of_few_right_ones_takes_them_first():
     assert max_advantage([0, 0, 1, 0, 0, 0, 1, 0], 3).tolist() == [0, 2, 6]
     assert max_advantage([1, 1, 0, 1, 0, 0, 0, 0], 3).tolist() == [0, 1, 3]  # no failure among them
