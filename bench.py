@@ -43,12 +43,11 @@ import numpy as np
 import torch
 import transformers
 
-from benches import adapters, bands, gpu, peers, sampler, selection, update
-from benches import signal as gradients
+from benches import adapters, bands, gpu, gradients, peers, sampler, selection, update
 from benches.figures import draw_account, draw_race
-from benches.gpu import PAPERS_STEP_COST
 from benches.heats import at_rates, run_heats
 from benches.measure import write
+from benches.paper import STEP_COST
 from benches.standings import (
     FRACTION,
     Arm,
@@ -92,7 +91,7 @@ ARMS = {  # all of them with train.py's micro-batch, which is what P = 4 and m =
     "random": {"n": 64, "m": 16, "rule": "random"},
     "max-reward": {"n": 64, "m": 16, "rule": "max_reward"},
     "percentile": {"n": 64, "m": 16, "rule": "percentile"},
-    # One change a rung, from the oldest to the rivals; each as many trained rollouts as PODS.
+    # Rivals, and PODS or GRPO with one thing changed; all train on as many rollouts as PODS.
     "reinforce": {"n": 16, "m": 16, "scale": "none"},  # with the group's mean as its baseline
     "2-grpo": {"n": 2, "m": 2, "prompts_per_step": 32},  # arXiv 2510.00977: as many, in pairs
     "grpo-signal": {"n": 16, "m": 16, "average_over": "signal"},
@@ -179,7 +178,7 @@ def where_the_gain_comes_from(arms: dict[str, Arm], spacing: float) -> dict[str,
             [c * here, steps * theirs.cost(c) / ours.cost(c)] for c in np.geomspace(0.01, 10, 61)
         ]
         if baseline == "grpo":
-            one["with the paper's step cost"] = steps / PAPERS_STEP_COST
+            one["with the paper's step cost"] = steps / STEP_COST
         account[baseline] = one
     return account
 
@@ -239,7 +238,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         values = value if isinstance(value, list) else [value]
         numbers = [number for number in values if isinstance(number, (int, float))]
         if not all(0 < number < math.inf for number in numbers):
-            raise InputError(f"{settings.flag(name)} {value}: must be above 0")
+            raise InputError(f"{settings.flag(name)} {value}: must be a number above 0")
     if getattr(arguments, "sweep", None):
         arguments.bench += f"_{arguments.sweep}"
     arguments.command = shlex.join(["python", "bench.py", *argv])

@@ -137,7 +137,7 @@ def max_advantage(rewards: torch.Tensor, m: int) -> torch.Tensor:
     noise = 8 * x.shape[-1] * _precision(rewards) * x.abs().amax(-1, keepdim=True)  # [..., 1]
     tier = (-far.diff(dim=-1, prepend=far[..., :1]) > noise).cumsum(-1)  # [..., n] 0, 0, 1, 2, ...
     index = order.gather(-1, position)  # [..., n]
-    index = index.gather(-1, (tier * x.shape[-1] + index).argsort(dim=-1))
+    index = index.gather(-1, (tier * x.shape[-1] + index).argsort(dim=-1))  # in a tier: ascending
     return index[..., :m].sort(dim=-1).values.to(device)
 
 

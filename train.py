@@ -162,13 +162,16 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         # Each group is decided by its own rewards alone: processes need not communicate for it.
         # Of equally good ones the first are kept: rollouts have no order, so that is by chance.
         generator = torch.Generator().manual_seed(run.seed("rule", step))
+        # The rule may see a part of the reward alone; the paper's sees the total.
         seen = torch.tensor(parts[config.select_by], dtype=torch.float64).view(P, n)  # [P, n]
         keep = down_sample(seen, m, config.rule, generator)  # [P, m]
         kept, kept_rewards = rollouts.select(keep), rewards.gather(-1, keep)  # [P, m]
-        # Normalised once, on the kept rewards: the mean of all n is not their zero.
-        advantages = group_advantages(kept_rewards, config.scale == "std")  # [P, m]
-        if config.advantages == "all":  # the paper's appendix A.3, and CPPO
-            advantages = group_advantages(rewards, config.scale == "std").gather(-1, keep)  # [P, m]
+        scaled = config.scale == "std"
+        if config.advantages == "kept":
+            # Normalised once, on the kept rewards: the mean of all n is not their zero.
+            advantages = group_advantages(kept_rewards, scaled)  # [P, m]
+        else:  # before the selection: the paper's appendix A.3, and CPPO
+            advantages = group_advantages(rewards, scaled).gather(-1, keep)  # [P, m]
     with run.clock("update"):
         run.sampler.sleep()  # the memory is the update's until the sync
         for group in run.learner.optimizer.param_groups:
@@ -182,7 +185,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         "reward_kept": kept_rewards.mean().item(),  # of the kept m: pulled towards the middle
         "reward_std": rewards.std(-1).mean().item(),
         "accuracy": sum(parts["accuracy"]) / len(completions),
-        "pass_rates": torch.tensor(parts["accuracy"]).view(P, n).mean(-1).tolist(),  # P of them
+        "pass_rates": torch.tensor(parts["accuracy"]).view(P, n).mean(-1).tolist(),  # [P]
         "completion_length": rollouts.mask.sum(-1).double().mean().item(),
         "truncated": 1 - rollouts.finished.double().mean().item(),
         "groups": P,
@@ -224,10 +227,11 @@ def update(
     """
     config, processes = learner.config, learner.processes
     batches, idle = micro_batches(kept, advantages, config)
-    signal = (advantages != 0).any(-1)  # [P]
-    counted = kept.mask[signal] if config.average_over == "signal" else kept.mask  # [.., m, T]
-    own = loss_normalizer(counted.flatten(0, 1), config.loss_type, max_new_tokens)
-    own = own if len(counted) else 0.0
+    counted = kept.mask  # [P, m, T]: groups without signal are part of the mean, though they are 0
+    if config.average_over == "signal":
+        counted = counted[(advantages != 0).any(-1)]
+    rows = counted.flatten(0, 1)
+    own = loss_normalizer(rows, config.loss_type, max_new_tokens) if len(rows) else 0.0
     shares = processes.gather((own, len(batches)))
     normalizer = sum(share for share, _ in shares) / len(shares)
     # Where gradients are sent a process waits for all others, so all make equally many passes.

@@ -34,12 +34,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--updates", type=int, nargs="+", default=[1, 5, 20, 50])
     parser.add_argument("--lr", type=float, default=5e-6, help="the paper's")
     parser.add_argument("--rank", type=int, default=64, help="R, the paper's")
-    parser.add_argument(
-        "--dtype",
-        choices=["bfloat16", "float32"],
-        default="bfloat16",
-        help="weights' in the engine",
-    )
 
 
 def adapters(arguments: argparse.Namespace) -> dict:

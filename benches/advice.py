@@ -42,7 +42,7 @@ def advice(
 
     Args:
         folder: the run's, with metrics.jsonl.
-        pools: as `signal.py` measures them.
+        pools: as `gradients.py` measures them.
         dearer: see `generation`.
 
     Raises:

@@ -106,15 +106,19 @@ def draw_race(common: dict[str, Arm], tuned: dict[str, Arm], spacing: float, pat
     figure, axes = new_figure(len(panels) + 1)
     for ax, (arms, title) in zip(axes, panels):
         draw_arms(ax, arms, spacing, f"Held-out accuracy, {title}")
-    draw_phases(axes[-1], {name: arm.best for name, arm in common.items()})
+    seconds = {
+        name: {p: statistics.fmean(run.seconds[p] for run in arm.best) for p in PHASES}
+        for name, arm in common.items()
+    }
+    draw_phases(axes[-1], seconds)
     figure.savefig(path, dpi=110)
 
 
-def draw_phases(ax, arms: dict[str, list[Trace]]) -> None:
-    """Stacked seconds of a step for each arm."""
+def draw_phases(ax, arms: dict[str, dict[str, float]]) -> None:
+    """Stacked seconds of a step for each arm, by phase."""
     bottom = np.zeros(len(arms))
     for phase in PHASES:
-        seconds = [statistics.fmean(run.seconds[phase] for run in runs) for runs in arms.values()]
+        seconds = [by_phase.get(phase, 0.0) for by_phase in arms.values()]
         if max(seconds) > 0.001:
             ax.bar(list(arms), seconds, bottom=bottom, label=phase)
             bottom += seconds

@@ -23,6 +23,7 @@ import torch
 
 import train
 from benches.measure import peak_bytes, table
+from benches.paper import STEP_COST
 from benches.update import full_rollouts
 from support import settings
 from support.errors import InputError
@@ -31,8 +32,6 @@ from support.plan import Plan, plan
 from support.presets import PRESETS, this_machine
 from support.run import PHASES, Run
 from support.settings import Config
-
-PAPERS_STEP_COST = 1.34  # on its L40S: 10.12 s with n = 64, 7.56 s with n = 16
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +80,7 @@ def measure(config: Config, sizes: Sequence[int], count: int) -> dict:
     result["step cost ratio"] = last / first
     print(
         f"a step with n = {sizes[-1]} takes {last / first:.2f}x one with n = {sizes[0]}; "
-        f"on the paper's L40S 64 took {PAPERS_STEP_COST}x 16"
+        f"on the paper's L40S 64 took {STEP_COST}x 16"
     )
     result["memory"] = memory_rows(run, planned)
     print(table("memory, planned for the longest completions", result["memory"]))

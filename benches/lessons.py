@@ -167,20 +167,6 @@ def draw_parabola(value: Callable[[float], float], low: float, x: float, high: f
     plt.show()
 
 
-def draw_phases(seconds: dict[str, dict[str, float]], title: str) -> None:
-    """Where the time of a step goes, one bar an arm: the seconds of its phases."""
-    _, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
-    names, left = list(seconds), [0.0] * len(seconds)
-    for phase in next(iter(seconds.values())):
-        widths = [1e3 * seconds[name][phase] for name in names]
-        axes.barh(names, widths, left=left, label=phase)
-        left = [a + b for a, b in zip(left, widths)]
-    axes.invert_yaxis()
-    axes.set(title=title, xlabel="milliseconds a step")
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    plt.show()
-
-
 def draw_two_ways(counts: Sequence[int], ways: torch.Tensor, n: int) -> None:
     """Advantages on all n and on the kept m against the number of right answers.
 

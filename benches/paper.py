@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+STEP_COST = 1.34  # of PODS over GRPO on the paper's L40S: 10.12 s with n = 64, 7.56 s with n = 16
+
 
 @dataclass(frozen=True)
 class SingleGPU:

@@ -131,7 +131,7 @@ def save_completions(run: Run, folder: Path) -> str:
     """
     tasks = list(run.eval_data)
     rows = [row for share in run.processes.gather(run.completions) for row in share]
-    if not rows:  # a run that was resumed and had nothing left to do: the file is there
+    if not rows:  # a run that was resumed and had nothing left to do
         return ""
     rows.sort(key=lambda row: (tasks.index(row["task"]), row["problem"]))
     rows = [row | {"read": extract_answer(row["completion"], run.opens_think)} for row in rows]

@@ -62,10 +62,10 @@ class Config:
         "kept", "normalised over the m kept, or over all n before the selection", ("kept", "all")
     )
     scale: str = option(
-        "std", "what advantages are divided by; none: REINFORCE with a baseline", ("std", "none")
+        "std", "advantages in deviations of their group; none: as REINFORCE", ("std", "none")
     )
     average_over: str = option(
-        "all", "groups that the loss is the mean of; signal: those that have one", ("all", "signal")
+        "all", "the loss is the mean over all groups, or over those with signal", ("all", "signal")
     )
 
     task: str = option("arithmetic", "task name, or a JSONL file of question and answer")

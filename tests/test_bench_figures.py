@@ -67,7 +67,7 @@ def test_arms_of_a_sweep_differ_in_colour():
 
 
 def test_phases_are_stacked_to_the_whole_step(axes):
-    draw_phases(axes, {"pods": made_up.arm(0.1).best})
+    draw_phases(axes, {"pods": made_up.arm(0.1).best[0].seconds})
     tops = [bar.get_y() + bar.get_height() for bar in axes.patches]
     assert tops == pytest.approx([0.25, 0.5])  # phases that take no time are left out
 

@@ -158,6 +158,8 @@ EXERCISES = [  # notebook, cell, wrong answers
         *(3, "exercise-account"),
         ["return steps * (base_generate + base_rest) / (generate + rest)", "return steps"],
     ),
+    (5, "exercise-a", ["return min(right, m // 2)", "return round(m * best_share(v1, v0))"]),
+    (5, "exercise-b", ["return 1 / (4 * p * (1 - p))", "return 1.0"]),
 ]
 
 

@@ -8,7 +8,7 @@ import torch
 from conftest import TASK, small, write_sums
 
 import bench
-from benches.signal import Sketch, rollout_gradients
+from benches.gradients import Sketch, rollout_gradients
 from grpo import LOSS_TYPES, group_advantages, grpo_loss, loss_normalizer
 from support.run import Run
 
