@@ -14,6 +14,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 # For the programs that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["PYTHONFAULTHANDLER"] = "1"  # where a crashed one was
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 
 import pytest

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,10 +45,25 @@ def train_py(*arguments: object) -> list[str]:
     return torchrun(ROOT / "train.py", *arguments)
 
 
+def run_together(command: list[str], out: Path | None = None) -> str:
+    """Run a launcher's command, which must end well; returns what it printed.
+
+    In torch 2.13 a thread of gloo's was seen to crash while it let go of a finished collective,
+    once in some hundred starts. That alone gets a second chance: with another cause it is there
+    again. `out` is what is new again then.
+    """
+    done = run_command(command)
+    if "Signal 11 (SIGSEGV)" in done.stderr:
+        if out is not None:
+            shutil.rmtree(out)
+        done = run_command(command)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
+    return done.stdout
+
+
 def findings(work: str, out: Path) -> list[dict]:
     """What two_processes.py finds, for each process."""
-    done = run_command(torchrun(Path(__file__).parent / "two_processes.py", out, TASK, work))
-    assert done.returncode == 0, done.stderr[-5000:]
+    run_together(torchrun(Path(__file__).parent / "two_processes.py", out, TASK, work))
     return [torch.load(out / f"found_{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 
@@ -206,28 +222,31 @@ def test_a_sharded_adapter_leaves_an_ordinary_one_and_the_merged_model(found, ou
 
 # ---- whole runs ----------------------------------------------------------------------------------
 
-TWO = dict(prompts_per_step=1, steps=60, eval_problems=17, eval_every=15)
+TWO = dict(prompts_per_step=1, steps=40, eval_problems=17, eval_every=15)
+# How a run is stopped, one after the other. SIGKILL: one process dies. SIGTERM: to the launcher.
+# SIGINT: to all, as by a terminal.
+OPTIONS = {"DDP": [], "--shard": ["--shard"]}
+STOPS = {"DDP": (signal.SIGKILL, signal.SIGINT), "--shard": (signal.SIGTERM, signal.SIGKILL)}
 
 
 @pytest.fixture(scope="module", params=["DDP", "--shard"])
 def whole_run(request, tmp_path_factory) -> tuple[str, Path]:
-    """The flags and the folder of an uninterrupted run of two processes."""
-    option, out = request.param, tmp_path_factory.mktemp("runs") / "whole"
-    options = [] if option == "DDP" else [option]
-    done = run_command(train_py(*flags(**TWO), *options, "--out", out))
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert f"in each of 2 processes ({'FSDP' if options else 'DDP'})" in done.stdout
-    assert done.stdout.count("writing to") == 1
-    return options, out
+    """The kind and the folder of an uninterrupted run of two processes."""
+    kind, out = request.param, tmp_path_factory.mktemp("runs") / "whole"
+    options = OPTIONS[kind]
+    printed = run_together(train_py(*flags(**TWO), *options, "--out", out), out)
+    assert f"in each of 2 processes ({'FSDP' if options else 'DDP'})" in printed
+    assert printed.count("writing to") == 1
+    return kind, out
 
 
 def test_one_process_writes(whole_run):
     _, out = whole_run
     rows = metrics(out)
-    assert [row["step"] for row in rows] == list(range(61))
+    assert [row["step"] for row in rows] == list(range(41))
     assert {row["groups"] for row in rows[1:]} == {2}  # of both together
     assert rows[-1]["eval"][TASK]["problems"] == 17
-    assert len((out / "rollouts.jsonl").read_text().splitlines()) == 60 * 4
+    assert len((out / "rollouts.jsonl").read_text().splitlines()) == 40 * 4
     state, saved = load_checkpoint(out / "checkpoint"), load_model(str(out / "model"))[0]
     assert state["processes"] == 2
     weights = dict(saved.named_parameters())
@@ -237,11 +256,10 @@ def test_one_process_writes(whole_run):
     assert max(gap for gap in gaps if gap is not None) < 1e-4  # the sampler has these weights
 
 
-def test_a_run_killed_terminated_and_interrupted_is_in_the_end_the_same(whole_run, tmp_path):
-    """Killed: one process dies. SIGTERM: to the launcher. SIGINT: to all, as by a terminal."""
-    (options, whole), out = whole_run, tmp_path / "stopped"
-    start = [*flags(**TWO), *options]
-    for number, rows in ((signal.SIGKILL, 6), (signal.SIGTERM, 18), (signal.SIGINT, 30)):
+def test_a_run_that_was_stopped_twice_is_in_the_end_the_same(whole_run, tmp_path):
+    (kind, whole), out = whole_run, tmp_path / "stopped"
+    start = [*flags(**TWO), *OPTIONS[kind]]
+    for number, rows in zip(STOPS[kind], (5, 16), strict=True):
         process = subprocess.Popen(
             train_py(*start, "--out", out),
             stdout=subprocess.PIPE,
@@ -261,7 +279,7 @@ def test_a_run_killed_terminated_and_interrupted_is_in_the_end_the_same(whole_ru
         output, errors = process.communicate(timeout=300)
         assert process.returncode != 0
         done = metrics(out)[-1]["step"]
-        assert done < 60
+        assert done < 40
         if number == signal.SIGKILL:
             assert "another process has ended" in errors
         else:
@@ -269,8 +287,7 @@ def test_a_run_killed_terminated_and_interrupted_is_in_the_end_the_same(whole_ru
             assert (out / "checkpoint" / f"step_{done:06}.pt").exists()
         assert "Error: " not in errors.split("another process has ended")[0].split("elastic")[0]
         start = ["--resume"]
-    again = run_command(train_py("--resume", "--out", out))
-    assert again.returncode == 0, again.stderr[-3000:]
+    run_together(train_py("--resume", "--out", out))
     assert_same_run(out, whole)
 
 
@@ -279,9 +296,8 @@ def test_a_run_goes_on_with_another_number_of_processes_and_says_so(tmp_path, ca
     out, size = tmp_path / "run", {**TWO, "eval_every": 0}
     train.train(small(**size | {"steps": 2}), out)
     before = without_times(out)
-    done = run_command(train_py("--resume", "--out", out, "--steps", 4, "--shard"))
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "had 1 process(es) and goes on with 2" in done.stdout
+    printed = run_together(train_py("--resume", "--out", out, "--steps", 4, "--shard"))
+    assert "had 1 process(es) and goes on with 2" in printed
     capsys.readouterr()
     assert train.main(["--resume", "--out", str(out), "--steps", "6", "--no-shard"]) == 0
     assert "had 2 process(es) and goes on with 1" in capsys.readouterr().out
@@ -318,8 +334,7 @@ def test_each_process_has_an_engine_of_its_own_with_the_trained_weights(tmp_path
 def test_a_sharded_run_with_engines_goes_from_beginning_to_end(tmp_path):
     out = tmp_path / "run"
     size = flags(**TWO | {"steps": 3}, sampler="vllm")
-    done = run_command(train_py(*size, "--shard", "--out", out))
-    assert done.returncode == 0, done.stderr[-5000:]
+    run_together(train_py(*size, "--shard", "--out", out), out)
     gaps = [row["logprob_gap"]["max"] for row in metrics(out)[1:]]
     assert max(gap for gap in gaps if gap is not None) < 1e-3
     assert (out / "model" / "model.safetensors").exists()
