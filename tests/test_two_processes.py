@@ -50,12 +50,13 @@ def run_together(command: list[str], out: Path | None = None) -> str:
 
     In torch 2.13 a thread of gloo's was seen to crash while it let go of a finished collective,
     once in some hundred starts. That alone gets a second chance: with another cause it is there
-    again. `out` is what is new again then.
+    again. `out` is emptied before.
     """
     done = run_command(command)
     if "Signal 11 (SIGSEGV)" in done.stderr:
         if out is not None:
             shutil.rmtree(out)
+            out.mkdir()
         done = run_command(command)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
     return done.stdout
@@ -63,7 +64,7 @@ def run_together(command: list[str], out: Path | None = None) -> str:
 
 def findings(work: str, out: Path) -> list[dict]:
     """What two_processes.py finds, for each process."""
-    run_together(torchrun(Path(__file__).parent / "two_processes.py", out, TASK, work))
+    run_together(torchrun(Path(__file__).parent / "two_processes.py", out, TASK, work), out)
     return [torch.load(out / f"found_{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 
@@ -223,9 +224,9 @@ def test_a_sharded_adapter_leaves_an_ordinary_one_and_the_merged_model(found, ou
 # ---- whole runs ----------------------------------------------------------------------------------
 
 TWO = dict(prompts_per_step=1, steps=40, eval_problems=17, eval_every=15)
+OPTIONS = {"DDP": [], "--shard": ["--shard"]}
 # How a run is stopped, one after the other. SIGKILL: one process dies. SIGTERM: to the launcher.
 # SIGINT: to all, as by a terminal.
-OPTIONS = {"DDP": [], "--shard": ["--shard"]}
 STOPS = {"DDP": (signal.SIGKILL, signal.SIGINT), "--shard": (signal.SIGTERM, signal.SIGKILL)}
 
 
