@@ -118,7 +118,7 @@ def race(arguments: argparse.Namespace) -> dict:
     if not count:
         raise InputError(f"--minutes {arguments.minutes:g}: give time for one evaluation at least")
     marks = [every * (i + 1) for i in range(count)]  # seconds of training
-    if arguments.sweep in ("difficulty", "starts"):
+    if arguments.sweep == "difficulty":
         return difficulty(arguments, base, marks, {arm: ARMS[arm] for arm in ("grpo", "pods")})
     if arguments.sweep:
         return sweep(arguments, base, marks)
@@ -192,7 +192,7 @@ def race_flags(parser: argparse.ArgumentParser) -> None:
     add("--arms", nargs="+", default=arms[:6], choices=arms)
     add("--tuned", nargs="*", default=arms[:3], choices=arms, help="get --grid")
     add("--grid", type=float, nargs="+", default=[3e-4, 4.5e-4, 6.75e-4], help="learning rates")
-    add("--sweep", choices=[*SWEEPS, "difficulty", "starts"], help="vary this instead")
+    add("--sweep", choices=[*SWEEPS, "difficulty"], help="vary this instead")
     forget = "of --sweep difficulty: shares of the carries that a student forgets"
     add("--forget", type=float, nargs="+", default=[0.5, 0.85, 0.95], help=forget)
     add("--warm-start", type=int, default=600, help="steps of imitation for these")

@@ -64,16 +64,20 @@ def draw_arms(ax, arms: dict[str, Arm], spacing: float, title: str) -> None:
 
 
 def zoom(ax) -> None:
-    """Where two arms or more end above 0.9, an inset of what decides between them."""
+    """Where two arms or more end above 0.9, an inset of what decides between them.
+
+    Not if one of these comes late: the inset would hide its curve.
+    """
     lines = [line for line in ax.get_lines() if line.get_ydata()[-1] > 0.9]
     if len(lines) < 2:
         return
+    start = 0.35 * max(line.get_xdata()[-1] for line in lines)
+    lowest = min(min(line.get_ydata()[line.get_xdata() >= start]) for line in lines)
+    if lowest < 0.6:
+        return
     inset = ax.inset_axes((0.45, 0.53, 0.53, 0.36))
-    lowest, start = 1.0, 0.35 * max(line.get_xdata()[-1] for line in lines)
     for line in lines:
-        times, accuracies = np.array(line.get_xdata()), np.array(line.get_ydata())
-        inset.plot(times, accuracies, color=line.get_color())
-        lowest = min([lowest, *accuracies[times >= start]])
+        inset.plot(*line.get_data(), color=line.get_color())
     inset.set(xlim=(start, None), ylim=(max(0.85, lowest - 0.005), 1.002))
     inset.tick_params(labelsize=7)
     inset.patch.set_alpha(0.8)

@@ -2,7 +2,7 @@
 
 python bench.py race --sweep n          # or m
 python bench.py race --sweep difficulty --forget 0.5 0.85 0.95
-python bench.py race --sweep starts     # the two embedded ones: train.py's default, --preset rare
+python bench.py race -- --preset rare   # the rarest of these starts, which is in the repository
 
 Legend: n rollouts a prompt, m kept. An arm is one setting of train.py.
 """
@@ -21,7 +21,6 @@ from benches.heats import at_rates, run_heats
 from benches.measure import in_processes, new_figure
 from benches.standings import show_standings, standings, warn_of_edges
 from support import tiny
-from support.presets import PRESETS
 from support.settings import Config
 from support.storage import save_model
 
@@ -54,17 +53,12 @@ def difficulty(
     rollouts a prompt most groups then hold none, and there is nothing to learn from; with 64 there
     are four times as many chances for one, and max-variance selection always keeps it.
 
-    --sweep starts takes the two that are in the repository, and makes none.
-
     Args:
         arms: the settings of the two, the baseline first.
     """
-    if arguments.sweep == "starts":
-        starts = {name: PRESETS[name] | {"minutes": None} for name in ("cpu", "rare")}
-    else:
-        prepare = partial(rare_start, arguments.out / "starts", arguments.warm_start)
-        prepared = in_processes(arguments.jobs, prepare, arguments.forget)
-        starts = {f"{forget:g}": one for forget, one in zip(arguments.forget, prepared)}
+    prepare = partial(rare_start, arguments.out / "starts", arguments.warm_start)
+    prepared = in_processes(arguments.jobs, prepare, arguments.forget)
+    starts = {f"{forget:g}": one for forget, one in zip(arguments.forget, prepared)}
     grid, spacing = sorted({*arguments.grid, base.lr}), arguments.every / 4
     baseline, pods = arms
     settings = {
@@ -84,8 +78,7 @@ def difficulty(
         warn_of_edges(raced)
         runs = {name: arm.as_json() for name, arm in raced.items()}
         result["starts"][name] = {"start": first, "costs": costs, "gains": gains, "runs": runs}
-        named = f"--preset {name}, " * (arguments.sweep == "starts")
-        draw_arms(ax, raced, spacing, f"{named}{first:.1%} right at the start")
+        draw_arms(ax, raced, spacing, f"{first:.1%} right at the start")
     figure.savefig(arguments.out / f"{arguments.bench}.png", dpi=110)
     return result
 

@@ -52,13 +52,16 @@ def test_every_arm_has_a_name_and_a_colour_of_its_own():
 
 
 def test_where_arms_end_near_the_top_an_inset_shows_what_decides(axes):
-    draw_arms(axes, {"grpo": made_up.arm(0.1), "pods": made_up.arm(0.05, 0.2)}, 0.5, "title")
+    draw_arms(axes, {"grpo": made_up.arm(0.2), "pods": made_up.arm(0.05, 0.3)}, 0.5, "title")
     (inset,) = axes.child_axes
     low, high = inset.get_ylim()
     assert 0.85 <= low < 1 < high and len(inset.lines) == 2
     lower = new_figure(1)[1][0]
     draw_arms(lower, {"grpo": made_up.arm(0.01), "pods": made_up.arm(0.05)}, 0.5, "title")
     assert not lower.child_axes  # one of them is nowhere near
+    later = new_figure(1)[1][0]
+    draw_arms(later, {"grpo": made_up.arm(0.2), "pods": made_up.arm(0.1)}, 0.5, "title")
+    assert not later.child_axes  # it would hide the curve of the one that comes late
 
 
 def test_arms_of_a_sweep_differ_in_colour():

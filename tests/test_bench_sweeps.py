@@ -5,7 +5,6 @@ import json
 import pytest
 
 import bench
-from benches import sweeps
 from benches.sweeps import SWEEPS, rare_start
 from support.settings import Config
 from support.tasks import load_task
@@ -19,24 +18,25 @@ def test_a_sweep_varies_one_number_and_its_settings_can_run():
         assert len({getattr(one, fixed) for one in settings}) == 1
 
 
-def test_the_sweep_of_starts_races_grpo_and_pods_from_both_embedded_policies(monkeypatch):
+def test_flags_of_train_py_choose_the_start_of_all_arms(monkeypatch):
     class Enough(Exception):
         pass
 
     def look(settings, *_):
         raise Enough({name: list(rates.values()) for name, rates in settings.items()})
 
-    monkeypatch.setattr(sweeps, "run_heats", look)
-    arguments = bench.parse(["race", "--sweep", "starts", "--grid", "2e-4", "4.5e-4"])
+    monkeypatch.setattr(bench, "run_heats", look)
+    arms = ["--arms", "grpo", "pods", "--tuned", "grpo", "pods", "--grid", "2e-4", "4.5e-4"]
+    arguments = bench.parse(["race", *arms, "--", "--preset", "rare"])
     with pytest.raises(Enough) as found:
         arguments.function(arguments)
     (settings,) = found.value.args
-    assert list(settings) == ["grpo cpu", "pods cpu", "grpo rare", "pods rare"]
+    assert list(settings) == ["grpo", "pods"]
     for name, configs in settings.items():
         assert [config.lr for config in configs] == [2e-4, 3e-4, 4.5e-4]
         for config in configs:
-            assert config.n == (64 if "pods" in name else 16) and config.m == 16
-            assert (config.model == "rare_policy") == (config.task == "carries") == ("rare" in name)
+            assert config.n == (64 if name == "pods" else 16) and config.m == 16
+            assert (config.model, config.task) == ("rare_policy", "carries")
 
 
 def test_a_rare_start_is_a_model_and_a_task_that_are_made_once(tmp_path):
