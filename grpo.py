@@ -1,7 +1,7 @@
-"""The GRPO loss on the kept rollouts: group advantages, per-token log-probs, the clipped surrogate.
+"""The GRPO loss on the kept rollouts: group advantages, the clipped surrogate.
 
     advantages = group_advantages(rewards)                             # [P, m] -> [P, m]
-    log_probs = token_log_probs(model, ids, attention, T, temperature)  # [B, T]
+    log_probs = token_log_probs(model, ids, attention, T, temperature)  # [B, T], logprobs.py
     loss = grpo_loss(log_probs, log_probs.detach(), advantages.flatten(), mask)
     loss.backward()
 
@@ -14,13 +14,8 @@ minimised. Left out: a critic, per-token rewards, entropy bonuses.
 """
 
 import torch
-from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.utils.checkpoint import checkpoint
 
 LOSS_TYPES = ("grpo", "dapo", "dr_grpo")
-# How many float32 logits are held at once: 128 MB, 220 tokens of Qwen2.5's vocabulary of 151,936.
-LOGITS_PER_CHUNK = 2**25
 
 
 def group_advantages(rewards: torch.Tensor, scale: bool = True, eps: float = 1e-4) -> torch.Tensor:
@@ -48,179 +43,6 @@ def group_advantages(rewards: torch.Tensor, scale: bool = True, eps: float = 1e-
 def has_signal(rewards: torch.Tensor) -> torch.Tensor:
     """Whether a group's rewards [..., m] differ at all, bool [...]: without that, no gradient."""
     return rewards.amax(-1) > rewards.amin(-1)
-
-
-def check_output_layer(model: nn.Module) -> None:
-    """Raise ValueError for a model whose logits are not just what its output layer computes."""
-    config = model.config.get_text_config()
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier"):
-        if getattr(config, name, None) not in (None, 1, 1.0):
-            raise ValueError(f"{config.model_type} models are not supported: they apply {name}")
-
-
-def token_log_probs(
-    model: nn.Module,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    completion_length: int,
-    temperature: float = 1.0,
-) -> torch.Tensor:
-    """Log-probs of the last `completion_length` tokens under the policy that sampled them.
-
-    The policy of reinforcement learning is softmax(logits / temperature), because that is what the
-    rollouts were drawn from. Scoring at temperature 1 what was sampled at 0.9 trains another policy
-    than the one that acts.
-
-    Args:
-        model: a transformers causal language model (see `check_output_layer`), or a PEFT model
-            around one (its adapter is in the decoder's layers: going past the wrapper keeps it).
-        input_ids, attention_mask: [B, L+T], prompt left-padded, completion right-padded.
-        completion_length: T, counted from the end.
-        temperature: the sampling temperature, above 0.
-
-    Returns float32 [B, T], with gradients where enabled. Values at padded positions mean nothing.
-    """
-    if completion_length == 0:
-        return torch.zeros(len(input_ids), 0, device=input_ids.device)
-    check_output_layer(model)
-    inputs = model, input_ids, attention_mask, completion_length
-    groups = distinct_prompts(*inputs)
-    hidden = whole_rows(*inputs) if groups is None else shared_prompts(*inputs, *groups)
-    targets = input_ids[:, -completion_length:]  # [B, T]
-    return score(model.get_output_embeddings(), hidden, targets, temperature)
-
-
-def positions(attention_mask: torch.Tensor) -> torch.Tensor:
-    """Position of each token [B, L], counted from the first real token of its row.
-
-    Left-padded rows must say this explicitly: models with learned positions (GPT-2) otherwise
-    number the padding too and compute other log-probs than for the same text without padding.
-    """
-    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-
-
-def read(model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, **cache):
-    """The decoder's output for tokens [B, t], the last of those that the mask [B, L] covers."""
-    position_ids = positions(attention_mask)[:, -input_ids.shape[1] :]
-    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-    return model.get_decoder()(**inputs, position_ids=position_ids, **cache)
-
-
-def whole_rows(
-    model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, T: int
-) -> torch.Tensor:
-    """The hidden states [B, T, hidden] that predict the last T tokens, each row read whole."""
-    # The state at position t predicts token t + 1: the classic off-by-one. The last predicts none.
-    output = read(model, input_ids[:, :-1], attention_mask[:, :-1], use_cache=False)
-    return output.last_hidden_state[:, -T:]
-
-
-def shared_prompts(
-    model: nn.Module,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    T: int,
-    prompts: torch.Tensor,
-    row: torch.Tensor,
-) -> torch.Tensor:
-    """`whole_rows` in Q*L + B*T tokens, not B*(L+T): each of the Q `distinct_prompts` is read once.
-
-    A prompt's hidden states do not depend on what follows, so its rollouts attend to copies of the
-    keys and values of *one* pass; gradients of copies add up. It must be as if rows were whole:
-    positions go on from the prompt's real length, not its padded one; the mask hides its padding
-    from the completion too; the first completion token is predicted by the prompt's last state; and
-    the last token, EOS or not, is predicted like any other although nobody reads it.
-    """
-    L = prompts.shape[1]
-    prompt = read(model, prompts.clamp(min=0), prompts >= 0, use_cache=True)
-    cache = prompt.past_key_values
-    cache.batch_select_indices(row)  # each layer's keys [Q, heads, L, width] -> [B, ...]
-    end = L + max(T - 1, 1)  # two passes even for one token: FSDP's other processes make two
-    mask = attention_mask[:, :end]
-    completion = read(model, input_ids[:, L:end], mask, past_key_values=cache, use_cache=True)
-    first, others = prompt.last_hidden_state[row, -1:], completion.last_hidden_state[:, : T - 1]
-    return torch.cat([first, others], dim=1)  # [B, T, hidden]
-
-
-def distinct_prompts(
-    model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, T: int
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The distinct prompts [Q, L], padding -1, and each row's number [B]; None for whole rows."""
-    length = input_ids.shape[1]
-    # FSDP's processes gather a layer together, so all make as many passes, whatever their rows are.
-    sharded = any(isinstance(module, FSDPModule) for module in model.modules())
-    if sharded:
-        length = getattr(model.config.get_text_config(), "max_position_embeddings", length)
-    if input_ids.shape[1] == T or not keeps_prompts(model, length):
-        return None
-    marked = input_ids.masked_fill(attention_mask == 0, -1)[:, :-T]  # [B, L]
-    prompts, row = torch.unique(marked, dim=0, return_inverse=True)
-    return (prompts, row) if sharded or len(prompts) < len(row) else None
-
-
-def keeps_prompts(model: nn.Module, length: int) -> bool:
-    """Whether keys and values are all that a row of `length` tokens needs of its prompt."""
-    config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or [])
-    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
-    return hasattr(config, "use_cache") and not (
-        # Computed again in the backward pass, a layer would add its keys a second time.
-        (model.training and model.is_gradient_checkpointing)
-        or model._is_stateful  # recurrent layers
-        or kinds - {"full_attention", "sliding_attention", "chunked_attention"}
-        or any(window is not None and window < length for window in windows)
-    )
-
-
-def score(
-    output_layer: nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
-) -> torch.Tensor:
-    """Log-probs float32 [B, T] of the targets [B, T], each predicted by hidden [B, T, hidden].
-
-    The vocabulary is large and T is long, so the float32 logits of all tokens are never held: the
-    output layer is applied to as many hidden states at a time as make `LOGITS_PER_CHUNK` logits,
-    and again in the backward pass. Everything before the output layer is stored as usual.
-    """
-
-    def chunk_log_probs(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        # float32 before the softmax: in bfloat16, rounding alone moves a probability ratio by 7%.
-        logits = output_layer(hidden).float() / temperature  # [chunk, V]
-        return logits.gather(-1, targets[:, None]).squeeze(-1) - logits.logsumexp(-1)
-
-    # With autocast every chunk casts the whole output layer anew: make fewer.
-    limit = LOGITS_PER_CHUNK * (4 if torch.is_autocast_enabled(hidden.device.type) else 1)
-    size = max(1, limit // output_layer.weight.shape[0])  # tokens a chunk
-    chunks = [hidden.flatten(0, 1).split(size), targets.flatten().split(size)]
-    if len(chunks[0]) == 1:
-        return chunk_log_probs(chunks[0][0], chunks[1][0]).view(targets.shape)
-    # Without the checkpoint, autograd would keep every chunk's logits until the backward pass.
-    parts = [
-        checkpoint(chunk_log_probs, *chunk, use_reentrant=False, preserve_rng_state=False)
-        for chunk in zip(*chunks, strict=True)
-    ]
-    return torch.cat(parts).view(targets.shape)  # [B, T]
-
-
-class Policy(nn.Module):
-    """`token_log_probs` as a module's forward pass, `model` being its one submodule.
-
-    DDP and FSDP work through hooks on the forward pass of the module they wrap. A call of
-    `token_log_probs(model, ...)` goes past the model's own forward pass, so they must wrap this.
-    With dtype torch.bfloat16 it computes in bfloat16 whatever the weights are in.
-    """
-
-    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        self.model, self.dtype = model, dtype
-
-    def forward(self, input_ids: torch.Tensor, *args, **kwargs) -> torch.Tensor:
-        """Float32 [B, T], as `token_log_probs`."""
-        device, bfloat16 = input_ids.device.type, self.dtype == torch.bfloat16
-        # The cache would keep one bfloat16 copy of each weight: of all until the pass ends, and the
-        # output layer's would add up the gradients of all chunks in bfloat16.
-        with torch.autocast(device, torch.bfloat16, enabled=bfloat16, cache_enabled=False):
-            log_probs = token_log_probs(self.model, input_ids, *args, **kwargs)
-        return log_probs.clone()  # not a view, on which FSDP's hooks could be lost
 
 
 def loss_normalizer(mask: torch.Tensor, loss_type: str, max_completion_length: int) -> float:

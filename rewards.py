@@ -9,7 +9,7 @@ The idea: read one answer out of the text, then ask whether it is the reference 
 
 * Reading is one ordered rule (`extract_answer`). The first marker that is present decides alone; a
   wrong <answer> is wrong whatever else the text contains. Thoughts are never read.
-* When two answers are equal says `support/equality.py`, with a table of what a mathematician has to
+* When two answers are equal says `grading/equality.py`, with a table of what a mathematician has to
   decide. It settles nearly all of them here, in microseconds.
 * What is left is algebra, and goes to math-verify: in another process, for model output is hostile
   (`9^{9^{9^9}}`), under limits of CPU time and memory that the kernel keeps. Nothing is ever
@@ -24,9 +24,9 @@ other than being right. Needs `fork` and `setrlimit`: Linux or macOS.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from support.equality import ANSWER_CHARACTERS, chosen
-from support.judges import are_gradable, grader_stats, is_gradable, judge
-from support.spelling import TEXT, plain
+from grading.equality import ANSWER_CHARACTERS, chosen
+from grading.judges import are_gradable, grader_stats, is_gradable, judge
+from grading.spelling import TEXT, plain
 
 __all__ = [
     "DEFAULT_WEIGHTS",

@@ -30,8 +30,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache, DynamicLayer
 
-from grpo import positions
-from support.processes import whole
+from logprobs import positions, whole
 
 
 @dataclass

@@ -44,6 +44,7 @@ from torch import nn
 from tqdm import tqdm
 
 from grpo import group_advantages, grpo_loss, importance_weights, loss_normalizer
+from logprobs import whole
 from pods import down_sample
 from rewards import grader_stats, score
 from rollouts import Rollouts
@@ -51,14 +52,16 @@ from support import trackers
 from support.batches import MicroBatch, micro_batches
 from support.errors import InputError, explained
 from support.evaluation import evaluation, examples, held_out, not_finite, report, save_completions
+from support.files import new_folder, shell, write_atomically
 from support.learner import Learner
 from support.plan import dry_run
 from support.presets import machine_for
-from support.processes import RANK, Largest, StopSignal, combined, whole
+from support.processes import RANK, Largest, combined
 from support.rehearsal import Rehearsal
 from support.run import Run
 from support.settings import REWARD_PARTS, Config, as_flags, importance_cap, parse
-from support.storage import Folder, new_folder, shell, write_atomically
+from support.stopping import StopSignal
+from support.storage import Folder
 
 FAILURES = 3  # gradients in a row that are not finite end a run
 
@@ -101,7 +104,6 @@ def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
             stats, rollouts = train_step(run, progress.step)
             progress.time += sum(stats["seconds"].values())
             row = {"step": progress.step, "time": progress.time} | stats
-
             due = config.eval_every and progress.step % config.eval_every == 0
             if due or progress.is_over(config):
                 row |= held_out(run, progress.step, progress.time)

@@ -20,7 +20,7 @@ from torch import nn
 import train
 from benches.measure import table
 from benches.update import full_rollouts
-from grpo import Policy
+from logprobs import Policy
 from support.adapters import dithered, merged_weights
 from support.learner import Learner
 from support.models import load_model

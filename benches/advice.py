@@ -27,9 +27,9 @@ from pathlib import Path
 from benches.allocation import COMPARED, Moments, Signal, formula, kept_right
 from benches.measure import interleaved, ratio
 from support.errors import InputError
+from support.files import read_rows
 from support.run import Run
 from support.settings import Config
-from support.storage import read_rows
 
 SIZES = (16, 32, 64, 128)  # n, besides the run's own
 KEPT = (2, 4, 8, 16, 32, 64)  # m

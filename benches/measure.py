@@ -28,7 +28,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from support.storage import write_atomically
+from support.files import write_atomically
 
 
 def interleaved(

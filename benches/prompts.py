@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from benches.measure import in_processes, interleaved, peak_bytes, ratio
-from grpo import score, token_log_probs, whole_rows
+from logprobs import target_log_probs, token_log_probs, whole_rows
 from support.models import load_model
 
 
@@ -46,7 +46,8 @@ def prepare(case: Pass, model: nn.Module) -> Callable[[], None]:
         model.zero_grad()
         if case.whole:
             hidden = whole_rows(model, ids, mask, case.T)  # [P*m, T, hidden]
-            log_probs = score(model.get_output_embeddings(), hidden, ids[:, -case.T :], 1.0)
+            targets = ids[:, -case.T :]  # [P*m, T]
+            log_probs = target_log_probs(model.get_output_embeddings(), hidden, targets, 1.0)
         else:
             log_probs = token_log_probs(model, ids, mask, case.T)
         log_probs.sum().backward()

@@ -21,8 +21,8 @@ from benches.heats import at_rates, run_heats
 from benches.measure import in_processes, new_figure
 from benches.standings import show_standings, standings, warn_of_edges
 from support import tiny
+from support.files import save_model
 from support.settings import Config
-from support.storage import save_model
 
 SWEEPS = {
     "n": {f"n={n}": {"n": n, "m": 16} for n in (16, 32, 64, 128, 256)},

@@ -1,11 +1,9 @@
-"""What the six files at the top rest on: one concept a file, opened when needed.
+"""What the seven files at the top rest on: one concept a file, opened when needed.
 
-    a run           settings  presets  models  learner  run  batches  storage  evaluation  trackers
+    a run           settings  presets  models  learner  run  batches  storage  files  evaluation
     before it       checks  rehearsal  memory  plan  errors
-    more hardware   processes  vllm  adapters
+    more            processes  stopping  vllm  adapters  trackers
     problems        tasks  arithmetic  tiny
-    equal answers   equality, and what it asks: spelling  lists  quantities  expressions;
-                    judges and algebra: the process that can be killed
 
 Nothing here imports train.py or bench.py.
 """

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from logprobs import whole
 from support.checks import check_finite, check_names
 from support.errors import say
-from support.processes import whole
 
 # The paper's seven: all linear layers of a decoder block (names shared by Llama, Qwen and kin).
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

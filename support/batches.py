@@ -75,8 +75,8 @@ def in_order(
     """The rows in micro-batches that compute few tokens, padding included.
 
     Rows of like length together leave less padding; rows of one prompt together read it once (see
-    `grpo.shared_prompts`). Which saves more depends on the prompts, the lengths and the size of a
-    micro-batch, so the tokens of both orders are counted. In both the longest row comes first, so
+    logprobs.py). Which saves more depends on the prompts, the lengths and the micro-batch's size,
+    so the tokens of both orders are counted. In both the longest row comes first, so
     that what does not fit the memory shows at once.
     """
     longest = {}  # of each prompt's rows

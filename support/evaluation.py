@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from rewards import extract_answer, score
 from rollouts import Rollouts
+from support.files import json_line, write_atomically
 from support.run import PHASES, Data, Run, derived_seed
 from support.settings import REWARD_PARTS
-from support.storage import json_line, write_atomically
 from support.tasks import Problem
 
 SHOWN_CHARACTERS = 600  # of a completion, its beginning and its end

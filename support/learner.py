@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from grpo import Policy, check_output_layer
+from logprobs import Policy, check_output_layer
 from support.adapters import add_lora
 from support.errors import InputError
 from support.processes import Processes
@@ -32,7 +32,7 @@ class Learner:
     Attributes:
         model: the transformers model, or PEFT's around it; FSDP2 spreads its weights.
         whole_model: the same, or a copy of it where that is spread: what can be sampled from.
-        policy: `grpo.Policy` of it, as DDP or FSDP2 wraps it.
+        policy: `logprobs.Policy` of it, as DDP or FSDP2 wraps it.
 
     Raises:
         InputError: a model that cannot be trained like this.

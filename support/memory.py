@@ -30,7 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from grpo import keeps_prompts, score, shared_prompts, whole_rows
+from logprobs import keeps_prompts, shared_prompts, target_log_probs, whole_rows
 from support.adapters import add_lora
 from support.errors import InputError
 from support.presets import LLAMA_3B, QWEN_3B, QWEN_7B, Machine
@@ -198,11 +198,13 @@ def micro_batch_bytes(
         known = [*model.parameters(), *model.buffers(), *(weight.grad for weight in trained)]
         peaks = []
         with Allocations([*known, input_ids, attention_mask]) as allocations:
-            # As `grpo.Policy` computes.
+            # As `logprobs.Policy` computes.
             with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16, cache_enabled=False):
                 hidden = hidden_states()  # [b, T, hidden]
                 peaks.append(allocations.restart())
-                log_probs = score(model.get_output_embeddings(), hidden, input_ids[:, -T:], 1.0)
+                log_probs = target_log_probs(
+                    model.get_output_embeddings(), hidden, input_ids[:, -T:], 1.0
+                )
             peaks.append(allocations.restart())
             del hidden
             kept = allocations.now

@@ -15,10 +15,6 @@ Left out: pipeline and tensor parallelism, which no model of the paper's size ne
 """
 
 import os
-import signal
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -28,9 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from tqdm import tqdm
 
 from support.errors import InputError
 
@@ -71,7 +65,7 @@ class Processes:
         """The policy so that backward passes average gradients over the processes.
 
         Args:
-            policy: `grpo.Policy`, which makes the whole computation one forward pass: DDP and FSDP
+            policy: `Policy`, which makes the whole computation one forward pass: DDP and FSDP
                 work through hooks on the forward pass of the module they wrap.
             shard: FSDP2: every process keeps 1/count of weights, gradients and moments, and gathers
                 a layer's weights while it computes the layer. Else DDP: everyone keeps everything.
@@ -159,64 +153,6 @@ class Processes:
         """Part from the other processes, so that all can end."""
         if self.count > 1 and dist.is_initialized():
             dist.destroy_process_group()
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or all of it if FSDP has spread it over the processes.
-
-    All processes must ask for it, and in the same order: each sends its part to the others.
-    """
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-class StopSignal:
-    """Ctrl-C and SIGTERM, kept until the step is done.
-
-    with StopSignal(processes) as stop:
-        while not stop.asked(): ...               # the same answer in all processes
-
-    The first signal asks to finish the step, save and leave; a second one leaves at once.
-    """
-
-    def __init__(self, processes: Processes) -> None:
-        self.processes = processes
-        self.number = None  # of the signal that came
-        self.time = 0.0  # when
-        self.stopped = False  # whether the processes have agreed to stop
-
-    def __enter__(self) -> "StopSignal":
-        self.handlers = {}
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python forbids it
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.signal(number, self._caught)
-        return self
-
-    def __exit__(self, *_) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
-
-    def asked(self) -> bool:
-        """Whether to stop. A signal may reach one process only; all stop at the same step."""
-        self.stopped = self.processes.any(self.number is not None)
-        return self.stopped
-
-    @property
-    def exit_code(self) -> int:
-        """The shell's convention for a program that ended by this signal."""
-        return 128 + (self.number or signal.SIGTERM)
-
-    def _caught(self, number: int, _frame) -> None:
-        several = self.processes.count > 1
-        if self.number is not None:
-            # A launcher passes on to its processes the Ctrl-C that they had from the terminal.
-            if several and time.monotonic() - self.time < 3:
-                return
-            raise KeyboardInterrupt
-        self.number, self.time = number, time.monotonic()
-        if self.processes.first:
-            later = ", in 3 seconds or later," if several else ""
-            message = f"finishing this step and saving; once more{later} to stop at once"
-            tqdm.write(message, file=sys.stderr)
 
 
 class Largest(float):

@@ -24,11 +24,11 @@ from tqdm import tqdm
 from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from grpo import positions
+from logprobs import positions
 from rollouts import Rollouts
 from support.errors import InputError, explained
+from support.files import save_model
 from support.run import Run
-from support.storage import save_model
 
 # The mean |sampler's - trainer's log-prob| that rounding explains, and the one that stops a run.
 BOUND = {"float32": 1e-4, "bfloat16": 5e-2}

@@ -33,7 +33,8 @@ from transformers import (
 )
 
 import train
-from grpo import group_advantages, token_log_probs
+from grpo import group_advantages
+from logprobs import token_log_probs
 from rollouts import Rollouts
 from support.adapters import add_lora
 from support.arithmetic import sums

@@ -5,12 +5,12 @@ import torch
 from conftest import adapted, batch, log_probs, random_model, trained_weights
 from transformers import AutoModelForCausalLM
 
-from grpo import Policy
+from logprobs import Policy
 from support import tiny
 from support.adapters import add_lora, dithered, is_adapter, load_with_adapter, merged_weights
+from support.files import save_model
 from support.memory import micro_batch_bytes
 from support.models import load_weights
-from support.storage import save_model
 from support.tiny import make_tokenizer
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support import algebra
-from support.algebra import answer_all, compare
+from grading import algebra
+from grading.algebra import answer_all, compare
 
 ROOT = Path(__file__).parents[1]
 COMPLEMENT = (r"\mathbb{R}\setminus\{0,1\}", r"(-\infty,0)\cup(0,1)\cup(1,\infty)")
@@ -50,7 +50,7 @@ def test_every_question_is_answered_once_and_in_any_order():
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not keep the limit of memory")
 def test_what_takes_too_much_has_no_verdict_and_spares_its_neighbours(deed):
     code = (
-        "from support import algebra\n"
+        "from grading import algebra\n"
         "def compare(answer, gold):\n"
         f"    if answer == 'bad':\n        {deed}\n"
         "    return True\n"

@@ -5,20 +5,20 @@ from dataclasses import replace
 import pytest
 from torch.nn.utils import parameters_to_vector
 
-import grpo
+import logprobs
 from benches.measure import in_processes
 from benches.prompts import Pass, pass_memory, prepare, prompt_rows
 from support.models import load_model
 
 
 def test_both_ways_have_the_same_gradient_and_one_reads_each_prompt_once(monkeypatch):
-    shapes, original = [], grpo.read
+    shapes, original = [], logprobs.read
 
     def watched(model, input_ids, *args, **kwargs):
         shapes.append(tuple(input_ids.shape))
         return original(model, input_ids, *args, **kwargs)
 
-    monkeypatch.setattr(grpo, "read", watched)
+    monkeypatch.setattr(logprobs, "read", watched)
     model, _ = load_model("tiny_policy")
     gradients = {}
     for whole in (True, False):

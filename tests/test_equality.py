@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grading.equality import NeedsAlgebra, chosen, equal, gradable, is_tame
 from rewards import accuracy, is_gradable
-from support.equality import NeedsAlgebra, chosen, equal, gradable, is_tame
 
 EQUALITY = [
     ("5", ["5", "5.", "5.0", "+5", "x=5", "2+3=5", "(5)", "**5**", "$5$", r"\(5\)"], ["6", "five"]),

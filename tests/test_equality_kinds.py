@@ -5,8 +5,8 @@ Each line: the reference, what equals it, what does not.
 
 import pytest
 
-from support.algebra import compare
-from support.equality import equal, gradable
+from grading.algebra import compare
+from grading.equality import equal, gradable
 
 KINDS = [
     # Decimals inside powers, roots and functions are as exact as alone

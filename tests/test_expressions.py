@@ -7,8 +7,8 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.expressions import readable, same
-from support.spelling import normalise
+from grading.expressions import readable, same
+from grading.spelling import normalise
 
 X, Y = sympy.symbols("x y")
 LEAVES = st.sampled_from([X, Y, sympy.Integer(1), sympy.Integer(2), sympy.Rational(3, 5), sympy.pi])

@@ -9,14 +9,8 @@ from conftest import batch, random_model
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from grpo import (
-    LOSS_TYPES,
-    group_advantages,
-    grpo_loss,
-    k3_divergence,
-    loss_normalizer,
-    token_log_probs,
-)
+from grpo import LOSS_TYPES, group_advantages, grpo_loss, k3_divergence, loss_normalizer
+from logprobs import token_log_probs
 from pods import max_variance
 from support import tiny
 

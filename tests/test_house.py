@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-FIRST_CIRCLE = ("pods", "grpo", "train", "rewards", "rollouts", "bench")
+FIRST_CIRCLE = ("pods", "grpo", "logprobs", "train", "rewards", "rollouts", "bench")
 SUPPORT = tuple(f"support.{path.stem}" for path in (ROOT / "support").glob("[!_]*.py"))
+GRADING = tuple(f"grading.{path.stem}" for path in (ROOT / "grading").glob("[!_]*.py"))
 BENCHES = tuple(f"benches.{path.stem}" for path in (ROOT / "benches").glob("[!_]*.py"))
-MODULES = FIRST_CIRCLE + SUPPORT + BENCHES
+MODULES = FIRST_CIRCLE + GRADING + SUPPORT + BENCHES
 # Files to copy, with pods.py and nothing else of this house.
 INTEGRATIONS = tuple(f"integrations.{path.stem}" for path in (ROOT / "integrations").glob("*.py"))
 MOST_LINES = 350
@@ -58,13 +59,17 @@ def test_a_file_to_copy_knows_pods_and_its_trainer_alone(module):
 
 def test_no_import_runs_upwards():
     assert not [module for module in MODULES if imported(module) & {*INTEGRATIONS, "integrations"}]
+    for module in GRADING:
+        assert not GRAPH[module] - set(GRADING), module
     for module in SUPPORT:
         assert not GRAPH[module] & {"train", "bench", *BENCHES}, module
+    for module in set(FIRST_CIRCLE) - {"train", "bench"}:
+        assert not GRAPH[module] - {*FIRST_CIRCLE, *GRADING}, module
     for module in BENCHES:
         assert "bench" not in GRAPH[module], module
     for module in set(FIRST_CIRCLE) - {"bench"}:
         assert not GRAPH[module] & {"bench", *BENCHES}, module
-    for module in ("pods", "grpo", "rewards", "rollouts"):
+    for module in ("pods", "grpo", "logprobs", "rewards", "rollouts"):
         assert "train" not in GRAPH[module], module
 
 

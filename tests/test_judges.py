@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from grading.judges import are_gradable, is_gradable, judge
 from rewards import accuracy, grader_stats, score
-from support.judges import are_gradable, is_gradable, judge
 
 ROOT = Path(__file__).parents[1]
 
@@ -39,7 +39,7 @@ def started_server():
 
 def children() -> list[int]:
     """The processes that this one has started for algebra."""
-    command = ["pgrep", "-P", str(os.getpid()), "-f", "support.algebra"]
+    command = ["pgrep", "-P", str(os.getpid()), "-f", "grading.algebra"]
     return [int(pid) for pid in subprocess.run(command, capture_output=True).stdout.split()]
 
 
@@ -77,7 +77,7 @@ def hard(i: int) -> tuple[str, str]:
 def test_verdicts_are_the_same_in_every_process_and_at_any_load():
     """In new processes, so that nothing is remembered; alone, then beside four busy ones."""
     code = (
-        "from support.judges import judge, grader_stats\n"
+        "from grading.judges import judge, grader_stats\n"
         f"pairs = {[*map(hard, range(3, 9)), *map(question, range(6))]}\n"
         "print(judge(pairs), grader_stats()['failed'])\n"
     )
@@ -180,9 +180,9 @@ def test_a_script_without_main_guard_works_and_leaves_no_process(end, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import os, signal, subprocess\n"
-        "from support.judges import judge\n"
+        "from grading.judges import judge\n"
         f"print(judge([{question(80)}]))\n"
-        "find = ['pgrep', '-P', str(os.getpid()), '-f', 'support.algebra']\n"
+        "find = ['pgrep', '-P', str(os.getpid()), '-f', 'grading.algebra']\n"
         "print(subprocess.run(find, capture_output=True, text=True).stdout, flush=True)\n"
         f"{end}\n"
     )
@@ -200,7 +200,7 @@ def test_a_script_without_main_guard_works_and_leaves_no_process(end, tmp_path):
 
 def test_without_math_verify_the_error_says_what_to_install(tmp_path):
     (tmp_path / "latex2sympy2_extended.py").write_text("raise ImportError\n")
-    code = f"from support.judges import judge\njudge([{question(90)}])\n"
+    code = f"from grading.judges import judge\njudge([{question(90)}])\n"
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, env=environment, capture_output=True, text=True)

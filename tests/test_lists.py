@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.lists import as_ranges, split_list
+from grading.lists import as_ranges, split_list
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
-import grpo
-from grpo import grpo_loss, token_log_probs
+import logprobs
+from grpo import grpo_loss
+from logprobs import token_log_probs
 from rollouts import pack
 from support import tiny
 
@@ -119,7 +120,7 @@ def test_chunks_change_the_memory_and_nothing_else(model, dtype, monkeypatch):
     weights = torch.randn(mask.shape, generator=torch.Generator().manual_seed(4))
     results = []
     for limit, largest in ((2**25, mask.numel()), (tokens * V + V - 1, tokens)):
-        monkeypatch.setattr(grpo, "LOGITS_PER_CHUNK", limit)
+        monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", limit)
         model.zero_grad()
         with LargestLogits(model.get_output_embeddings().weight) as logits:
             log_probs = token_log_probs(model, ids, attention, mask.shape[1], 0.9)
@@ -149,7 +150,7 @@ def test_the_output_layers_gradient_is_added_up_in_float32(monkeypatch):
     model = FixedStates(torch.randn(B, T, H), V)
     ids = torch.randint(V, (B, T + 1))
     advantages = torch.tensor([1.0, -1.0]).repeat(B // 2)
-    monkeypatch.setattr(grpo, "LOGITS_PER_CHUNK", tokens * V // 4)
+    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", tokens * V // 4)
 
     def gradient(score) -> torch.Tensor:
         model.zero_grad()
@@ -160,10 +161,10 @@ def test_the_output_layers_gradient_is_added_up_in_float32(monkeypatch):
         with torch.autocast("cpu", torch.bfloat16):
             return token_log_probs(model, *inputs)
 
-    found, with_cache = gradient(grpo.Policy(model, torch.bfloat16)), gradient(cached)
+    found, with_cache = gradient(logprobs.Policy(model, torch.bfloat16)), gradient(cached)
     model.double()
     model.hidden = model.hidden.double()
-    exact = gradient(grpo.Policy(model))
+    exact = gradient(logprobs.Policy(model))
     assert (found - exact).norm() < 0.004 * exact.norm()
     assert (with_cache - exact).norm() > 0.01 * exact.norm()  # what it is about
 
@@ -174,7 +175,7 @@ def test_a_chunk_is_not_kept_for_the_backward_pass(monkeypatch):
     model = random_model("qwen2", hidden_size=16, num_attention_heads=2)
     kept = []
     for limit in (2**25, 4 * 19):
-        monkeypatch.setattr(grpo, "LOGITS_PER_CHUNK", limit)
+        monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", limit)
         shapes = []
         with torch.autograd.graph.saved_tensors_hooks(
             lambda x: shapes.append(tuple(x.shape)) or x,  # noqa: B023
@@ -186,7 +187,7 @@ def test_a_chunk_is_not_kept_for_the_backward_pass(monkeypatch):
 
 
 def test_a_chunk_holds_one_token_at_least(monkeypatch):
-    monkeypatch.setattr(grpo, "LOGITS_PER_CHUNK", 1)
+    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", 1)
     ids, attention, mask = batch()
     model = random_model("qwen2")
     log_probs = token_log_probs(model, ids, attention, mask.shape[1])

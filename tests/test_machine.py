@@ -14,7 +14,7 @@ import pytest
 from conftest import without_times
 
 import train
-from support.storage import new_folder
+from support.files import new_folder
 from support.tasks import load_task
 
 SHORT = ["--n", "4", "--m", "2", "--prompts-per-step", "2", "--steps", "2", "--eval-problems", "8"]

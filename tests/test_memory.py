@@ -9,7 +9,7 @@ from conftest import random_model
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import grpo
+import logprobs
 from support import memory
 from support.adapters import add_lora
 from support.presets import LLAMA_3B, MACHINES, PRESETS, QWEN_3B, QWEN_7B, Machine
@@ -35,7 +35,7 @@ CASES = [
 @pytest.fixture(autouse=True)
 def many_chunks(monkeypatch):
     """So few logits at once that small models need several chunks, too."""
-    monkeypatch.setattr(grpo, "LOGITS_PER_CHUNK", 2**13)
+    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", 2**13)
 
 
 def small(kind="qwen2", rank=0, checkpointing=False, dtype="float32"):
@@ -69,7 +69,7 @@ def padded(sequences, prompts=2):
 
 def forward(model, inputs, dtype):
     """The log-probs of a micro-batch, as an update computes them."""
-    return grpo.Policy(model, getattr(torch, dtype))(*inputs, T)
+    return logprobs.Policy(model, getattr(torch, dtype))(*inputs, T)
 
 
 def allocated(work) -> int:
@@ -216,7 +216,7 @@ def test_what_fsdp_gathers_is_what_the_allocator_gives(eight_processes, several,
     assert memory.gathered_bytes(model.config, config) == (root, 4 * layer)
 
     _, peaks = memory.micro_batch_bytes(model.train(), 2, 4, S, T, False)
-    policy = eight_processes.wrap(grpo.Policy(model), shard=True)
+    policy = eight_processes.wrap(logprobs.Policy(model), shard=True)
     planned = max(peaks) + root + 4 * layer + (0 if several else whole // 8)
 
     def micro_batch(last: bool) -> None:

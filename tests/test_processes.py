@@ -10,9 +10,10 @@ import pytest
 import torch
 from conftest import ROOT, SMALL, random_model
 
-from grpo import Policy
+from logprobs import Policy, whole
 from support.errors import InputError
-from support.processes import Largest, Processes, StopSignal, combined, whole
+from support.processes import Largest, Processes, combined
+from support.stopping import StopSignal
 
 # ---- one row of several --------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.quantities import UNITS, number, split_unit
+from grading.quantities import UNITS, number, split_unit
 
 SIGNED = st.integers(-(10**12), 10**12)
 

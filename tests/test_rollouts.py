@@ -13,7 +13,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from grpo import token_log_probs
+from logprobs import token_log_probs
 from rollouts import Rollouts, TorchSampler, eos_token_ids, pack
 from support import tiny
 

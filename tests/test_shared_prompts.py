@@ -19,8 +19,8 @@ from transformers import (
     RwkvForCausalLM,
 )
 
-import grpo
-from grpo import Policy, score, token_log_probs, whole_rows
+import logprobs
+from logprobs import Policy, target_log_probs, token_log_probs, whole_rows
 
 SIZE = {"vocab_size": 19, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.2}
 HEADS = {"intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -46,7 +46,7 @@ def groups(prompts=(3, 7, 1), lengths=((6, 2, 4), (1, 5, 5), (3, 6, 0)), vocab_s
 def by_whole_rows(model, ids, attention, T, temperature=1.0):
     """`token_log_probs` as it is where prompts are not shared."""
     hidden = whole_rows(model, ids, attention, T)
-    return score(model.get_output_embeddings(), hidden, ids[:, -T:], temperature)
+    return target_log_probs(model.get_output_embeddings(), hidden, ids[:, -T:], temperature)
 
 
 def gradient(model, log_probs, mask, seed=4):
@@ -65,13 +65,13 @@ def assert_same_gradient(gradient, expected, tolerance=1e-5):
 @pytest.fixture
 def read(monkeypatch) -> list[tuple[int, int]]:
     """The shape of what the decoder reads, pass by pass."""
-    shapes, original = [], grpo.read
+    shapes, original = [], logprobs.read
 
     def watched(model, input_ids, *args, **kwargs):
         shapes.append(tuple(input_ids.shape))
         return original(model, input_ids, *args, **kwargs)
 
-    monkeypatch.setattr(grpo, "read", watched)
+    monkeypatch.setattr(logprobs, "read", watched)
     return shapes
 
 
@@ -84,7 +84,7 @@ def test_log_probs_and_gradient_are_those_of_whole_rows(
     model, temperature, chunk, read, monkeypatch
 ):
     """Padded prompts, ragged completions and an empty one, learned and rotary positions."""
-    monkeypatch.setattr(grpo, "LOGITS_PER_CHUNK", chunk)
+    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", chunk)
     ids, attention, mask = groups()
     T = mask.shape[1]
     log_probs = token_log_probs(model, ids, attention, T, temperature)

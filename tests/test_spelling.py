@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.spelling import REWRITES, TEXT, normalise, plain
+from grading.spelling import REWRITES, TEXT, normalise, plain
 
 
 @pytest.mark.parametrize(("pattern", "before", "after"), [(p, b, a) for p, _, b, a in REWRITES])

@@ -23,7 +23,7 @@ from conftest import (
 
 import train
 from support import evaluation
-from support.storage import checkpoints, load_checkpoint
+from support.files import checkpoints, load_checkpoint
 
 
 def resume(out, *arguments: object) -> int:

@@ -24,10 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import train
 from support import tiny
 from support.errors import InputError
-from support.run import Run
-from support.storage import (
-    Folder,
-    Progress,
+from support.files import (
     checkpoints,
     json_line,
     load_checkpoint,
@@ -36,6 +33,8 @@ from support.storage import (
     save_model,
     write_atomically,
 )
+from support.run import Run
+from support.storage import Folder, Progress
 
 # ---- files ---------------------------------------------------------------------------------------
 

@@ -17,12 +17,13 @@ from conftest import (
 from transformers import AutoModelForCausalLM
 
 import train
-from grpo import grpo_loss, token_log_probs
+from grpo import grpo_loss
+from logprobs import token_log_probs
 from support import tiny
 from support.errors import InputError
+from support.files import checkpoints, load_checkpoint
 from support.run import Run
 from support.settings import Config
-from support.storage import checkpoints, load_checkpoint
 
 # ---- the loop ------------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from conftest import ROOT, run_command
 
-from grpo import group_advantages, grpo_loss, token_log_probs
+from grpo import group_advantages, grpo_loss
+from logprobs import token_log_probs
 from pods import max_variance
 from rollouts import Rollouts, eos_token_ids, pack
 from support.models import load_model

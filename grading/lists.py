@@ -5,7 +5,7 @@ r"""Lists and intervals, as far as their text tells.
     split_list(r"(0,1)\cup[2,3]")        # (r"\cup", ["(0,1)", "[2,3]"])
     as_ranges(r"x<1 or x\ge 2")          # ("x", r"(-\infty,1)\cup[2,\infty)")
 
-An item is a text again, for `support.equality` to compare: it may be a list itself.
+An item is a text again, for `grading.equality` to compare: it may be a list itself.
 """
 
 import itertools

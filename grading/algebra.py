@@ -1,6 +1,6 @@
 r"""Questions of algebra, by math-verify: a process that answers them, and may be killed.
 
-    python -m support.algebra            # started by `support.judges`, not by hand
+    python -m grading.algebra            # started by `grading.judges`, not by hand
 
 Model output is hostile: a short text can keep a computer algebra system busy for hours. So it runs
 here: one server imports math-verify once and forks children that compare. The kernel ends a child
@@ -30,7 +30,7 @@ import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from support.equality import equal
+from grading.equality import equal
 
 WORK = 200  # for one question, in collections of the garbage collector,
 OBJECTS = 100  # which come after so many objects that were allocated and are still there
@@ -45,7 +45,7 @@ DECIMAL = re.compile(r"(?<![\d_])\d*\.\d+")
 def compare(answer: str, gold: str) -> bool:
     """Whether two sets, intervals, relations or other formulas are equal.
 
-    Args: both as `support.spelling.normalise` leaves them.
+    Args: both as `grading.spelling.normalise` leaves them.
     """
     from math_verify import verify
 

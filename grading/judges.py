@@ -3,8 +3,8 @@ r"""Verdicts on many answers at once, and the trainer's end of the pipe to the p
     judge([("0.5", r"\frac{1}{2}"), ("7", "8")])   # [True, False]
     are_gradable(["5", r"\sqrt{}+"])               # [True, False]
 
-Nearly everything is settled in this process, in microseconds, by `support.equality`. What needs
-math-verify is asked of `support.algebra`, in one batch; equal questions are asked once, and
+Nearly everything is settled in this process, in microseconds, by `grading.equality`. What needs
+math-verify is asked of `grading.algebra`, in one batch; equal questions are asked once, and
 verdicts are remembered, so that a step costs what its new and different answers cost. A verdict
 depends on its pair alone: not on the batch, the order, or what else the machine is doing.
 """
@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.equality import NeedsAlgebra, equal, gradable, is_tame
-from support.spelling import normalise
+from grading.equality import NeedsAlgebra, equal, gradable, is_tame
+from grading.spelling import normalise
 
 REMEMBERED = 50_000  # verdicts; the oldest are forgotten
 SILENCE_SECONDS = 120  # a server that says nothing for so long is dead, not slow
@@ -139,7 +139,7 @@ class _Server:
         root = str(Path(__file__).resolve().parents[1])
         paths = [root, os.environ.get("PYTHONPATH", "")]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "support.algebra"],
+            [sys.executable, "-P", "-m", "grading.algebra"],
             env=os.environ
             | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONHASHSEED": "0"},
             stdin=subprocess.PIPE,

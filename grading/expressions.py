@@ -63,7 +63,7 @@ class TooLarge(Unreadable):
 def same(answer: str, gold: str) -> bool | None:
     """Whether two formulas, equations or inequalities are equal; None if one is not read here.
 
-    Args: both as `support.spelling.normalise` leaves them.
+    Args: both as `grading.spelling.normalise` leaves them.
     """
     try:
         (left, sign), (right, gold_sign) = _sides(answer), _sides(gold)

@@ -5,10 +5,10 @@ r"""When two answers are equal.
     equal("B) sodium", "B")                             # True
     equal(r"\mathbb{R}\setminus\{1\}", r"x \ne 1")     # raises NeedsAlgebra
 
-Both are spelled alike first (`support.spelling`). Then the rules of this file are asked in turn,
+Both are spelled alike first (`grading.spelling`). Then the rules of this file are asked in turn,
 and the first that knows decides: names, lists, numbers with their units, words, formulas
-(`support.expressions`). Whatever none of them can read is a question of algebra, which is not
-answered here: `support.judges` asks math-verify, in a process that may be killed.
+(`grading.expressions`). Whatever none of them can read is a question of algebra, which is not
+answered here: `grading.judges` asks math-verify, in a process that may be killed.
 
 What counts as equal, where a mathematician has to decide:
 
@@ -33,10 +33,10 @@ What counts as equal, where a mathematician has to decide:
 import re
 from collections.abc import Callable
 
-from support import expressions
-from support.lists import as_ranges, split_list
-from support.quantities import BASED, number, split_unit
-from support.spelling import normalise
+from grading import expressions
+from grading.lists import as_ranges, split_list
+from grading.quantities import BASED, number, split_unit
+from grading.spelling import normalise
 
 ANSWER_CHARACTERS = 1_000  # a longer answer is no answer
 

@@ -152,7 +152,7 @@ GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)|^[-+]?\d{1,3}(?: \d{
 
 @functools.lru_cache(maxsize=8192)
 def normalise(text: str) -> str:
-    """The text in the spelling that `support.equality` reads, without decoration around it.
+    """The text in the spelling that `grading.equality` reads, without decoration around it.
 
     Args:
         text: an answer or a reference, of at most some thousand characters.

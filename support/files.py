@@ -1,0 +1,121 @@
+"""Files that are whole or not there, whenever the program is killed.
+
+write_atomically(path, text)
+save_checkpoint(state, folder); state = load_checkpoint(folder)
+save_model(model, tokenizer, folder)    # for from_pretrained
+rows = read_rows(path)                  # of a JSONL file that may end in the middle of a line
+"""
+
+import itertools
+import json
+import os
+import pickle
+import shlex
+import shutil
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from support.errors import InputError
+
+
+def new_folder(parent: Path = Path("runs")) -> Path:
+    """A folder of its own, named by the time; runs begun in one second are numbered."""
+    name = time.strftime("%Y%m%d-%H%M%S")
+    for number in itertools.count(1):
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+
+
+def shell(path: Path) -> str:
+    """The path as a command may have it, whatever is in its name."""
+    return shlex.quote(str(path))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's content so that no reader, and no crash, sees half of it."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def save_checkpoint(state: dict, folder: Path) -> None:
+    """Write the state under another name first: a kill at any moment leaves a whole file."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"step_{state['step']:06}.pt"
+    try:
+        with open(path.with_suffix(".tmp"), "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, RuntimeError) as error:  # torch hides a full disk behind a RuntimeError
+        path.with_suffix(".tmp").unlink(missing_ok=True)
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        reason = error if isinstance(error, OSError) else error.__context__ or error
+        raise OSError(f"cannot write {path}: {reason}") from error
+    os.replace(path.with_suffix(".tmp"), path)
+    for old in checkpoints(folder)[:-2]:  # the one before stays, as a reserve
+        old.unlink()
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The files of checkpoints, oldest first."""
+    return sorted(folder.glob("step_*.pt"), key=lambda path: int(path.stem.partition("_")[2]))
+
+
+def load_checkpoint(folder: Path) -> dict | None:
+    """The newest checkpoint that can be read, or None."""
+    for path in reversed(checkpoints(folder)):
+        try:
+            return torch.load(path, weights_only=True)
+        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
+            print(f"{path} is damaged; trying the checkpoint before it", file=sys.stderr)
+    return None
+
+
+def save_model(model: nn.Module, tokenizer, folder: Path, weights: dict | None = None) -> None:
+    """Write a folder that `from_pretrained` loads, complete or not at all.
+
+    Args:
+        weights: by name; default: the model's own.
+    """
+    temporary = folder.with_name(folder.name + ".tmp")
+    try:
+        model.save_pretrained(temporary, state_dict=weights)
+        tokenizer.save_pretrained(temporary)
+    except Exception as error:  # a full disk; safetensors raises its own
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise OSError(f"cannot write {folder}: {error}") from error
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(temporary, folder)
+
+
+def json_line(row: dict) -> str:
+    """A row as a line of JSON, which has no NaN and no infinity: null stands for them."""
+    return json.dumps(json.loads(json.dumps(row), parse_constant=lambda name: None)) + "\n"
+
+
+def read_rows(path: Path) -> list[dict]:
+    """The rows of a JSONL file that a killed run may have left in the middle of a line.
+
+    Raises:
+        InputError: a line that is not the last is no row.
+    """
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+            rows[-1]["step"]
+        except (ValueError, TypeError, KeyError) as error:
+            if number < len(lines):
+                raise InputError(f"{path}, line {number} is damaged: mend or remove it") from error
+            return rows[: number - 1]
+    return rows
