@@ -51,9 +51,11 @@ from rollouts import Rollouts
 from support import trackers
 from support.batches import MicroBatch, micro_batches
 from support.errors import InputError, explained
-from support.evaluation import evaluation, examples, held_out, not_finite, report, save_completions
+from support.evaluation import evaluation, held_out, not_finite, report, save_completions
 from support.files import new_folder, shell, write_atomically
+from support.groups import logged
 from support.learner import Learner
+from support.page import write_page
 from support.plan import dry_run
 from support.presets import machine_for
 from support.processes import RANK, Largest, combined
@@ -87,9 +89,9 @@ def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
         over = ": there is nothing left to do, give a larger --steps or --minutes"
         print(f"resuming after step {progress.step}" + over * progress.is_over(config))
 
-    def log(row: dict, rollouts: Sequence[dict] = ()) -> None:
+    def log(row: dict, groups: Sequence[dict] = (), texts: Sequence[dict] = ()) -> None:
         progress.rows.append(row)
-        folder.log(row, rollouts)
+        folder.log(row, groups, texts)
         tracker.log(row, row["step"])
 
     saved, failed = progress.step, 0  # the step of the newest checkpoint; failures in a row
@@ -101,13 +103,13 @@ def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
 
         while not progress.is_over(config) and not stop.asked():
             progress.step += 1
-            stats, rollouts = train_step(run, progress.step)
+            stats, logs = train_step(run, progress.step)
             progress.time += sum(stats["seconds"].values())
             row = {"step": progress.step, "time": progress.time} | stats
             due = config.eval_every and progress.step % config.eval_every == 0
             if due or progress.is_over(config):
                 row |= held_out(run, progress.step, progress.time)
-            log(row, rollouts)
+            log(row, *logs)
             rehearsal.after(progress.step, row)
             bar.set_postfix(reward=f"{row['reward']:.3f}", accuracy=f"{row['accuracy']:.3f}")
             bar.update()
@@ -124,6 +126,7 @@ def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
                 )
             if progress.step - saved >= config.save_every and not failed:
                 folder.save(progress)
+                run.processes.on_first(partial(write_page, folder.path))
                 saved = progress.step
 
         folder.save(progress)
@@ -139,11 +142,12 @@ def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
     return progress.rows
 
 
-def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
+def train_step(run: Run, step: int) -> tuple[dict, tuple[list[dict], list[dict]]]:
     """One step of the paper's algorithm: generate, score, select, update.
 
     Returns:
-        The step's row of metrics.jsonl, the same in all processes, and a few rollouts to read.
+        The step's row of metrics.jsonl, the same in all processes, and those of groups.jsonl and
+        rollouts.jsonl.
     """
     config, weights = run.config, dict(zip(REWARD_PARTS, run.config.reward_weights))
     P, n, m = config.prompts_per_step, config.n, config.m
@@ -195,7 +199,8 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         "grader_failures": grader_failures() - failures,
         "seconds": run.seconds,
     }
-    return combined(run.processes.gather(stats)), examples(step, problems, rollouts, parts, keep)
+    logs = logged(run.processes, step, problems, rollouts, parts, keep, advantages)
+    return combined(run.processes.gather(stats)), logs
 
 
 def grader_failures() -> int:

@@ -3,7 +3,6 @@
 results = evaluation(run)               # of every task: accuracy, pass@k, form, lengths
 print(save_completions(run, out))       # what it wrote: evaluation.jsonl, and three to read
 print(report(run, rows, out))           # at the end of a run: that, curves.png, the summary
-rows = examples(step, problems, rollouts, parts, keep)      # a few rollouts to read
 """
 
 import math
@@ -15,11 +14,10 @@ import torch
 from tqdm import tqdm
 
 from rewards import extract_answer, score
-from rollouts import Rollouts
 from support.files import json_line, write_atomically
+from support.page import write_page
 from support.run import PHASES, Data, Run, derived_seed
 from support.settings import REWARD_PARTS
-from support.tasks import Problem
 
 SHOWN_CHARACTERS = 600  # of a completion, its beginning and its end
 
@@ -158,30 +156,12 @@ def shown(row: dict) -> str:
 
 
 def report(run: Run, rows: Sequence[dict], folder: Path) -> str:
-    """What a run leaves to be read at its end: evaluation.jsonl, curves.png; returns `summary`."""
+    """What a run leaves to be read at its end: evaluation.jsonl, curves.png, view.html; returns
+    `summary`."""
     save_completions(run, folder)
     run.processes.on_first(partial(draw_curves, rows, folder / "curves.png"))
+    run.processes.on_first(partial(write_page, folder))
     return summary(rows, folder)
-
-
-def examples(
-    step: int,
-    problems: Sequence[Problem],
-    rollouts: Rollouts,
-    parts: dict,
-    keep: torch.Tensor,
-) -> list[dict]:
-    """A few rollouts of the step's first prompt, to read: kept ones, and ones that were not."""
-    n = rollouts.mask.shape[1]
-    kept = set(keep[0].tolist())
-    shown = sorted(kept)[:1] + sorted(kept)[-1:] + [i for i in range(n) if i not in kept][:2]
-    return [
-        {"step": step, "prompt": problems[0].prompt, "answer": problems[0].answer}
-        | {"completion": rollouts.texts[0][i], "finished": bool(rollouts.finished[0, i])}
-        | {name: values[i] for name, values in parts.items()}
-        | {"kept": i in kept}
-        for i in shown
-    ]
 
 
 def not_finite(row: dict) -> bool:
@@ -218,8 +198,9 @@ def summary(rows: Sequence[dict], out: Path) -> str:
     skipped = sum(map(not_finite, steps))
     if skipped:
         lines.append(f"steps without an update, because the gradient was not finite: {skipped}")
-    names = "metrics.jsonl", "rollouts.jsonl", "evaluation.jsonl", "curves.png", "model/"
-    lines.append(f"{out}: {', '.join(n for n in (*names, 'checkpoint/') if (out / n).exists())}")
+    names = "metrics.jsonl", "groups.jsonl", "rollouts.jsonl", "evaluation.jsonl", "curves.png"
+    names += "view.html", "model/", "checkpoint/"
+    lines.append(f"{out}: {', '.join(name for name in names if (out / name).exists())}")
     return "\n".join(lines)
 
 

@@ -3,7 +3,7 @@
     folder = Folder(out, run)
     folder.create()                     # a new run; or
     progress = folder.go_back()         # an interrupted one, back at its newest checkpoint
-    folder.log(row, rollouts)           # metrics.jsonl, rollouts.jsonl
+    folder.log(row, groups, texts)      # metrics.jsonl, groups.jsonl, rollouts.jsonl
     folder.save(progress)               # checkpoint/step_000020.pt; the one before it stays
     folder.save_models()                # model/ (and merged/), for from_pretrained
 
@@ -42,6 +42,8 @@ from support.files import (
 )
 from support.run import Run
 from support.settings import Config
+
+LOGS = ("metrics.jsonl", "groups.jsonl", "rollouts.jsonl")
 
 
 @dataclass
@@ -154,7 +156,7 @@ class Folder:
                 "read: start a new run in another --out"
             )
         left = {}
-        for name in ("metrics.jsonl", "rollouts.jsonl"):
+        for name in LOGS:
             left[name] = [row for row in read_rows(self.path / name) if row["step"] <= last]
             write_atomically(self.path / name, "".join(map(json_line, left[name])))
         return {
@@ -169,11 +171,11 @@ class Folder:
 
     # -- while it runs
 
-    def log(self, row: dict, rollouts: Sequence[dict] = ()) -> None:
-        """Append a row to metrics.jsonl, and some to rollouts.jsonl."""
+    def log(self, row: dict, groups: Sequence[dict] = (), texts: Sequence[dict] = ()) -> None:
+        """Append a row to metrics.jsonl, and some to groups.jsonl and rollouts.jsonl."""
 
         def write() -> None:
-            for name, new in (("metrics.jsonl", [row]), ("rollouts.jsonl", rollouts)):
+            for name, new in zip(LOGS, ([row], groups, texts)):
                 with open(self.path / name, "a") as file:
                     file.writelines(json_line(line) for line in new)
 
