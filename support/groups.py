@@ -7,18 +7,15 @@ A row of groups.jsonl is one prompt of one step:
     step, group           which prompt of the step, counted over all processes
     prompt, answer        what was asked, and the reference
     rewards               [n] the total of each rollout
-    parts                 [n] for each part of the reward, by name; `select_by` names what the rule saw
+    parts                 [n] for each part of the reward, by its name
     lengths, finished     [n] tokens with EOS; 1 if the rollout ended with EOS, 0 if it was cut off
     kept, advantages      [m] indices, ascending, and the advantage of each of these
 
-With four parts it has about 24 bytes a rollout and 12 a kept one: 1.8 kB for n = 64, 6.5 for n = 256.
+That is about 1.6 kB for n = 64 and m = 16, 6 kB for n = 256 and m = 64, and the prompt.
 
 A row of rollouts.jsonl is one rollout with its text: step, group, index (in the group), prompt,
-answer, completion, finished, the parts with `total`, kept. Of each group there are up to four: the
-best and the worst kept, the best and the worst that were left out. Of equal ones the first is best
-and the last is worst.
-
-Numbers are rounded to 4 digits, and whole ones are written without a point.
+answer, completion, finished, the parts with `total`, kept. A group has up to four: best and worst
+kept, best and worst left out; of equals the first is best. Numbers are rounded to 4 digits.
 """
 
 import math
@@ -31,8 +28,7 @@ from support.files import json_line
 from support.processes import Processes
 from support.tasks import Problem
 
-# As long as a run's texts fit into this, each step's are written, and then ever fewer.
-TEXT_BYTES = 50_000_000
+TEXT_BYTES = 50_000_000  # as long as a run's texts fit into this, those of each step are written
 
 
 def logged(
@@ -44,10 +40,10 @@ def logged(
     keep: torch.Tensor,
     advantages: torch.Tensor,
 ) -> tuple[list[dict], list[dict]]:
-    """The step's rows of groups.jsonl and of rollouts.jsonl, of all processes, for every process.
+    """The step's rows of groups.jsonl and of rollouts.jsonl, of all processes.
 
     Args:
-        problems: P of this process; its `rollouts` are [P, n].
+        problems, rollouts: of this process, P and [P, n].
         parts: what `score` returned: P*n numbers for each name, `total` among them.
         keep, advantages: [P, m].
     """
@@ -56,28 +52,24 @@ def logged(
     groups, texts = [], []
     for p, problem in enumerate(problems):
         own = {name: short(values[p * n : (p + 1) * n]) for name, values in parts.items()}
-        total, kept = own.pop("total"), keep[p].tolist()
+        rewards, kept = own.pop("total"), keep[p].tolist()
+        head = {"step": step, "group": p + processes.rank * len(problems)}
         asked = {"prompt": problem.prompt, "answer": problem.answer}
-        row = {"step": step, "group": p} | asked | {"rewards": total, "parts": own}
-        row |= {"lengths": lengths[p], "finished": finished[p], "kept": kept}
-        groups.append(row | {"advantages": short(advantages[p].tolist())})
-        for i in telling(total, kept):
-            row = {"step": step, "group": p, "index": i} | asked
-            row |= {"completion": rollouts.texts[p][i], "finished": bool(finished[p][i])}
-            row |= {name: values[i] for name, values in own.items()}
-            texts.append(row | {"total": total[i], "kept": i in kept})
+        row = head | asked | {"rewards": rewards, "parts": own, "lengths": lengths[p]}
+        row |= {"finished": finished[p], "kept": kept, "advantages": short(advantages[p].tolist())}
+        groups.append(row)
+        for i in telling(rewards, kept):
+            row = head | {"index": i} | asked | {"completion": rollouts.texts[p][i]}
+            row |= {"finished": bool(finished[p][i])} | {name: of[i] for name, of in own.items()}
+            texts.append(row | {"total": rewards[i], "kept": i in kept})
     shares = processes.gather((groups, texts))
-    for rank, share in enumerate(shares):
-        for row in [*share[0], *share[1]]:
-            row["group"] += rank * len(problems)
-    groups = [row for share in shares for row in share[0]]
-    texts = [row for share in shares for row in share[1]]
+    groups, texts = ([row for share in shares for row in share[kind]] for kind in (0, 1))
     # Decided by the step and its texts alone, so that a resumed run decides as the first one did.
     return groups, texts if step % steps_between(step, texts) == 0 else []
 
 
 def telling(rewards: Sequence[float], kept: Sequence[int]) -> list[int]:
-    """The rollouts whose texts show what was selected: best and worst kept, best and worst not."""
+    """The rollouts whose texts show what was selected: the ends of the kept and of the others."""
     order = sorted(range(len(rewards)), key=lambda i: (-rewards[i], i))
     inside = [i for i in order if i in kept]
     outside = [i for i in order if i not in kept]
@@ -85,13 +77,15 @@ def telling(rewards: Sequence[float], kept: Sequence[int]) -> list[int]:
 
 
 def steps_between(step: int, texts: Sequence[dict]) -> int:
-    """1 while all steps' texts would fit into TEXT_BYTES, then 2, 4, ...: half as much again each
-    time that the number of steps doubles."""
+    """1 while the texts of all steps so far, each as long as these, fit into TEXT_BYTES.
+
+    Then 2, 4, ...: a run of twice as many steps has 25 MB more.
+    """
     excess = step * sum(len(json_line(row)) for row in texts) / TEXT_BYTES
     return 2 ** math.ceil(math.log2(excess)) if excess > 1 else 1
 
 
 def short(numbers: Sequence[float]) -> list[float]:
-    """Rounded to 4 digits; 1 for 1.0."""
-    rounded = [round(number, 4) for number in numbers]
-    return [int(number) if number == number // 1 else number for number in rounded]
+    """Rounded to 4 digits; 1 for 1.0, which saves a third of the file."""
+    rounded = (round(number, 4) for number in numbers)
+    return [int(number) if number % 1 == 0 else number for number in rounded]

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+CHROMIUM = shutil.which("chromium")
 
 
 class Browser:
@@ -23,60 +23,45 @@ class Browser:
         # The browser reads requests from file descriptor 3 and writes answers to 4.
         command = f"exec {CHROMIUM} --headless --no-sandbox --disable-gpu --disable-dev-shm-usage "
         command += f"--remote-debugging-pipe --user-data-dir={home} about:blank "
-        command += f"3<&{theirs_in} 4>&{theirs_out}"
-        self.process = subprocess.Popen(
-            ["bash", "-c", command],
-            pass_fds=(theirs_in, theirs_out),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"HOME": str(home)},
-        )
+        command += f"3<&{theirs_in} 4>&{theirs_out} >{home}/log 2>&1"
+        environment = os.environ | {"HOME": str(home)}
+        options = {"pass_fds": (theirs_in, theirs_out), "env": environment}
+        self.process = subprocess.Popen(["bash", "-c", command], **options)
         os.close(theirs_in)
         os.close(theirs_out)
-        self.requests, self.answers = open(ours_out, "wb", 0), open(ours_in, "rb")
-        self.errors, self.count, self.session = [], 0, None
+        self.requests, self.answers = os.fdopen(ours_out, "wb", 0), os.fdopen(ours_in, "rb")
+        self.errors, self.count, self.session = [], 0, {}
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
-        self.session = attached["sessionId"]
+        answer = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = {"sessionId": answer["sessionId"]}
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters) -> dict:
-        """Do it, and return the answer; what happens meanwhile is looked through for errors."""
+        """The answer to a request; what happens meanwhile is looked through for errors."""
         self.count += 1
-        request = {"id": self.count, "method": method, "params": parameters}
-        if self.session:
-            request["sessionId"] = self.session
+        request = {"id": self.count, "method": method, "params": parameters} | self.session
         self.requests.write(json.dumps(request).encode() + b"\0")
         while True:
-            message = self.message()
+            read = bytearray()
+            while (sign := self.answers.read(1)) != b"\0":
+                assert sign, "the browser has ended"
+                read += sign
+            message = json.loads(read)
             if message.get("id") == self.count:
                 assert "error" not in message, message
                 return message["result"]
+            event, about = message.get("method"), message.get("params", {})
+            level = about.get("type") or about.get("entry", {}).get("level")
+            if event == "Runtime.exceptionThrown" or level in ("error", "assert"):
+                self.errors.append(about)
 
-    def message(self) -> dict:
-        """The next answer or event."""
-        read = bytearray()
-        while (sign := self.answers.read(1)) != b"\0":
-            assert sign, "the browser has ended"
-            read += sign
-        message = json.loads(read)
-        event, parameters = message.get("method"), message.get("params")
-        if event == "Runtime.exceptionThrown" or (
-            event == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "assert")
-        ):
-            self.errors.append(parameters)
-        if event == "Log.entryAdded" and parameters["entry"]["level"] == "error":
-            self.errors.append(parameters["entry"])
-        return message
-
-    def open(self, page: Path, fragment: str = "", width: int = 1280, dark: bool = False) -> None:
+    def open(self, page: Path, fragment: str = "", width: int = 1280, scheme="light") -> None:
         """Load a page from the disk and wait until it is there."""
-        self.errors.clear()
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        wanted = {"name": "prefers-color-scheme", "value": scheme}
+        self.call("Emulation.setEmulatedMedia", features=[wanted])
         # The same page with another fragment would not be loaded again.
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=page.as_uri() + fragment)
@@ -89,48 +74,36 @@ class Browser:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def centre(self, selector: str) -> tuple[float, float]:
-        """Where the middle of an element is in the window, into which it is scrolled."""
+    def text(self, selector: str) -> str:
+        """What an element says."""
+        return self.run(f"document.querySelector({json.dumps(selector)}).textContent")
+
+    def drag(self, selector: str, by: float = 0.0) -> None:
+        """Press the mouse on an element, move it `by` pixels to the right, let it go."""
         script = """(node => {
             node.scrollIntoView({ block: "center" });
             const { x, y, width, height } = node.getBoundingClientRect();
             return [x + width / 2, y + height / 2];
         })"""
-        return tuple(self.run(f"{script}(document.querySelector({json.dumps(selector)}))"))
-
-    def mouse(self, kind: str, x: float, y: float) -> None:
-        """`kind`: mousePressed, mouseMoved or mouseReleased."""
-        options = {"button": "left", "buttons": int(kind != "mouseReleased"), "clickCount": 1}
-        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **options)
-
-    def click(self, selector: str) -> None:
-        """Press and release the mouse on an element."""
-        x, y = self.centre(selector)
-        self.mouse("mousePressed", x, y)
-        self.mouse("mouseReleased", x, y)
-
-    def drag(self, selector: str, by: float) -> None:
-        """Draw an element `by` pixels to the right, in four moves."""
-        x, y = self.centre(selector)
-        self.mouse("mousePressed", x, y)
-        for part in range(1, 5):
-            self.mouse("mouseMoved", x + by * part / 4, y)
-        self.mouse("mouseReleased", x + by, y)
+        x, y = self.run(f"{script}(document.querySelector({json.dumps(selector)}))")
+        events = [("mousePressed", 0.0), ("mouseReleased", by)]
+        events[1:1] = [("mouseMoved", by * part / 4) for part in range(1, 5) if by]
+        for kind, moved in events:
+            held = {"button": "left", "buttons": int(kind != "mouseReleased"), "clickCount": 1}
+            self.call("Input.dispatchMouseEvent", type=kind, x=x + moved, y=y, **held)
 
     def key(self, name: str) -> None:
         """Press and release a key, such as "ArrowRight"."""
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=name)
 
-    def picture(self, path: Path, whole: bool = True) -> None:
-        """A screenshot, of the whole page or of what the window shows."""
-        answer = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
+    def picture(self, path: Path) -> None:
+        """A screenshot of the whole page, as PNG."""
+        answer = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def close(self) -> None:
         """End the browser."""
-        self.session = None
+        self.session = {}
         self.call("Browser.close")
         self.process.wait(timeout=60)
-        self.requests.close()
-        self.answers.close()
