@@ -52,7 +52,6 @@ from support.evaluation import evaluation, held_out, not_finite, report, save_co
 from support.files import new_folder, shell, write_atomically
 from support.groups import logged
 from support.learner import Learner, MicroBatch
-from support.page import write_page
 from support.plan import dry_run
 from support.presets import machine_for
 from support.processes import RANK, Largest, combined
@@ -123,7 +122,6 @@ def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
                 )
             if progress.step - saved >= config.save_every and not failed:
                 folder.save(progress)
-                run.processes.on_first(partial(write_page, folder.path))
                 saved = progress.step
 
         folder.save(progress)

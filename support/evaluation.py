@@ -156,8 +156,7 @@ def shown(row: dict) -> str:
 
 
 def report(run: Run, rows: Sequence[dict], folder: Path) -> str:
-    """What a run leaves to be read at its end: evaluation.jsonl, curves.png, view.html; returns
-    `summary`."""
+    """Write what a run leaves to be read: evaluation.jsonl, curves.png, view.html; the summary."""
     save_completions(run, folder)
     run.processes.on_first(partial(draw_curves, rows, folder / "curves.png"))
     run.processes.on_first(partial(write_page, folder))

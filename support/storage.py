@@ -40,6 +40,7 @@ from support.files import (
     save_model,
     write_atomically,
 )
+from support.page import write_page
 from support.run import Run
 from support.settings import Config
 
@@ -182,10 +183,11 @@ class Folder:
         self.processes.on_first(write)
 
     def save(self, progress: Progress) -> None:
-        """Write a checkpoint; the one before it stays, as a reserve."""
+        """Write a checkpoint, and the page so far; the checkpoint before stays, as a reserve."""
         state = {"step": progress.step, "time": progress.time, "processes": self.processes.count}
         state |= {"data": self.run.data_digests()} | self._state()
         self.processes.on_first(partial(save_checkpoint, state, self.path / "checkpoint"))
+        self.processes.on_first(partial(write_page, self.path))
 
     def _state(self) -> dict:
         """Trained weights and optimizer, whole, on the first process; empty on the others."""
