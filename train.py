@@ -157,7 +157,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     with run.clock("score"):
         completions = [text for group in rollouts.texts for text in group]
         answers = [problem.answer for problem in problems for _ in range(n)]
-        failures = grader_failures()
+        failures = grader_stats()["unread"]
         parts = score(completions, answers, weights, run.opens_think)
         rewards = torch.tensor(parts["total"], dtype=torch.float64).view(P, n)  # [P, n]
     with run.clock("select"):
@@ -192,16 +192,10 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         "truncated": 1 - rollouts.finished.double().mean().item(),
         "groups": P,
         "groups_without_signal": int((advantages == 0).all(-1).sum()),
-        "grader_failures": grader_failures() - failures,
+        "grader_failures": grader_stats()["unread"] - failures,
         "seconds": run.seconds,
     }
     return combined(run.processes.gather(stats)), examples(step, problems, rollouts, parts, keep)
-
-
-def grader_failures() -> int:
-    """Answers so far that the grader gave up on, too big or too slow: scored 0, perhaps right."""
-    stats = grader_stats()
-    return stats["failed"] + stats["refused"]
 
 
 def update(

@@ -15,10 +15,10 @@ import functools
 import re
 import unicodedata
 
-# Text inside LaTeX. Its braces may hold no others; normalise() starts with the innermost.
+# Text inside LaTeX, with braces inside it at most once: \mathrm{H_{2}O}.
 TEXT = re.compile(
     r"\\(?:text[a-z]*|mbox|hbox|math(?:rm|bf|it|sf|tt|normal)|operatorname\*?|emph|boldsymbol)"
-    r"\s*\{([^{}]*)\}"
+    r"\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"
 )
 
 CHARACTERS = str.maketrans(  # what people type, as LaTeX spells it
@@ -37,10 +37,12 @@ CHARACTERS = str.maketrans(  # what people type, as LaTeX spells it
     }
     | {"π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "∅": r"\emptyset ", "⟨": "(", "⟩": ")"}
     | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "\u222a": r"\cup ", "∈": r"\in "}
+    | {"≈": r"\approx ", "\u2216": r"\setminus ", "\u2229": r"\cap "}
 )
 SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 SUBSCRIPTS = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 VULGAR_FRACTION = re.compile("[¼½¾⅐-⅞]")
+GREEK = re.compile(r"(?<![^\W\d_])[α-ρσ-ω](?![^\W\d_])")  # one letter, no word
 
 
 def plain(text: str) -> str:
@@ -53,8 +55,9 @@ def plain(text: str) -> str:
     text = VULGAR_FRACTION.sub(
         lambda half: r"\frac{{{}}}{{{}}}".format(*compatible(half[0]).split("\u2044")), text
     )
+    text = GREEK.sub(lambda letter: rf"\{unicodedata.name(letter[0]).split()[-1].lower()} ", text)
     text = re.sub(r"√ *(\d+|(?=[a-zA-Z(\\{]))", lambda root: sqrt_of(root[1]), text)
-    return compatible(text).translate(CHARACTERS)
+    return compatible(text.replace("ℝ", r"\mathbb{R}")).translate(CHARACTERS)
 
 
 def sqrt_of(digits: str) -> str:
@@ -62,12 +65,15 @@ def sqrt_of(digits: str) -> str:
     return rf"\sqrt{{{digits}}}" if digits else r"\sqrt "
 
 
-FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|csc|sec|log|ln|exp|pi|infty"
+COMMANDS = "(?:[dt]?frac|sqrt|left|right|l?g?eq?|infty|pi|text|cup|pm|cdot|times)(?![a-z])"
+FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|csc|sec|log|ln|exp|pi|infty|gcd|lcm|max|min"
 
 # What is searched for, what stands in its place, and an example before and after all rewrites.
 REWRITES = [
     (re.compile(pattern), replacement, before, after)
     for pattern, replacement, before, after in (
+        # escaped once too often; in a matrix the two mean a new row
+        (rf"(?<!\\)\\\\(?={COMMANDS})", r"\\", r"\\frac{1}{2}", r"\frac{1}{2}"),
         (r",\\!\s*|\{,\}", ",", r"11,\! 111", "11111"),
         (r"\\!", "", r"4\!:\!51", "4:51"),
         (
@@ -76,7 +82,9 @@ REWRITES = [
             r"\left(1,2\right]",
             "(1,2]",
         ),
-        (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![a-z]))|~|\s", " ", r"5\,\text{m}", "5 m"),
+        (r"^ ?(?:~|(?:about|approximately|roughly)\b|\\approx) ?(?=[-+.$\\\d])", "", "~11", "11"),
+        (r"\\(?:simeq|sim)(?![a-z])", r"\\approx", r"x\sim 2", r"x\approx 2"),
+        (r"(?<!\\)\\(?:[,;:> ]|q?quad)|~|\s", " ", r"5\,\text{m}", "5 m"),
         (r"(?:\b(?:US|CA|AU))?\\?\$|\\pounds|\\euro(?![a-z])|\bRs\b\.?", "", "US$20", "20"),
         (r"\\?%|\b(?:percent|percentage)\b", " %", r"45\%", "45 %"),
         (r"\*\*", "^", "x**2", "x^2"),
@@ -90,7 +98,8 @@ REWRITES = [
             r"90^\circ",
         ),
         (TEXT.pattern, r" \1 ", r"18\mbox{ cm}", "18 cm"),
-        (TEXT.pattern, r" \1 ", r"\textbf{\text{(C)} 5}", "(C) 5"),  # the outer one
+        (TEXT.pattern, r" \1 ", r"\textbf{\text{(C)} 5}", "(C) 5"),  # the inner one
+        (r"(?<=[\d)}])(or|and)(?=[-\\(\[\d ]|[A-Za-z](?![a-z]))", r" \1 ", "1or x", "1 or x"),
         (r"(?<=[\d})]) *deg(?:rees?)?\b", r"^\\circ ", "sin(30) degrees", r"\sin (30)^\circ"),
         (
             r"(?<=\d) *([AaPp])\.? ?[Mm]\b\.?",
@@ -120,12 +129,19 @@ REWRITES = [
             "(2,infinity)",
             r"(2,\infty )",
         ),
+        (
+            r"\\mathbb ?\{? ?R ?\}?|\\(?:R|Reals)(?![a-z])",
+            r"\\mathbb{R}",
+            r"\mathbb R",
+            r"\mathbb{R}",
+        ),
         (r"\\varnothing|\\\{ *\\\}", r"\\emptyset", r"\{\}", r"\emptyset"),
         (r"\\(?:langle|lparen)(?![a-z])", "(", r"\langle 1,2)", "( 1,2)"),
         (r"\\(?:rangle|rparen)(?![a-z])", ")", r"(1,2\rangle", "(1,2)"),
         (r"\\[lr]?vert(?![a-z])|\\mid(?![a-z])", "|", r"\lvert x\rvert", "| x|"),
         (r"\\leq(?:slant)?(?![a-z])|<=", r"\\le ", r"x\leq 2", r"x\le 2"),
         (r"\\geq(?:slant)?(?![a-z])|>=", r"\\ge ", "x>=2", r"x\ge 2"),
+        (r"\\neq?(?![a-z])|\\not ?=|!=", r"\\ne ", "x!=2", r"x\ne 2"),
         (r"\\lt(?![a-z])", "<", r"x\lt 2", "x< 2"),
         (r"\\gt(?![a-z])", ">", r"x\gt 2", "x> 2"),
         (r"\b(?:[Mm]inus|[Nn]egative)\s+(?=[\d.])", "-", "minus 7", "-7"),
@@ -147,7 +163,7 @@ REWRITES = [
         (r"(?<=\d) billion\b", "e9", "2 billion", "2e9"),
     )
 ]
-GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)|^[-+]?\d{1,3}(?: \d{3})+(?![\d,/])")
+GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,\d{3})+(?!,?\d)|(?: \d{3})+(?! ?[\d,/]))")
 
 
 @functools.lru_cache(maxsize=8192)
@@ -165,7 +181,9 @@ def normalise(text: str) -> str:
     for pattern, replacement, *_ in REWRITES:
         text = pattern.sub(replacement, text)
     text = text.strip(' ,;"')
-    text = text[:-1].rstrip() if text.endswith(".") else text
-    if not re.search(r"[(\[]|\\\{", text):  # inside brackets a comma separates: (1,234) is a pair
+    text = text[:-1].rstrip() if text.endswith((".", "。")) else text
+    if not re.search(
+        r"[(\[]|\\\{|^\{", text
+    ):  # inside brackets a comma separates: (1,234) is a pair
         text = GROUPS.sub(lambda group: re.sub("[ ,]", "", group[0]), text)
     return text
