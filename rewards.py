@@ -98,7 +98,7 @@ def _whole(completion: str, opens_think: bool) -> str:
 # "\boxed form" is none; "\\boxed{5}", escaped once too often, is one.
 BOX = re.compile(r"\\(?:boxed|fbox)[ \t]*(?:\{|[ \t][-+$.\d\\]|[ \t][A-Z]\b)")
 BOX_TOKENS = re.compile(
-    r"\\+(?:boxed|fbox)(?:[ \t]*(?P<box>\{)|[ \t]+(?P<bare>[-+$.\d\\][^\s$]*|[A-Z]\b))"
+    r"\\{1,2}(?:boxed|fbox)(?:[ \t]*(?P<box>\{)|[ \t]+(?P<bare>[-+$.\d\\][^\s$]*|[A-Z]\b))"
     r"|\\.|(?P<open>\{)|(?P<close>\})",
     re.DOTALL,
 )
@@ -322,8 +322,8 @@ def lenient_accuracy(completion: str, answer: str, opens_think: bool = False) ->
     """
     text = _spoken(completion, opens_think)
     found = [extract_answer(completion, opens_think), *(box[2] for box in _boxes(text))]
-    found += [number for line in text.splitlines() for number in _numbers(line)]
-    found += re.findall(r"\b[A-Z]\b", text)  # choices
+    found += [formula[0] for formula in INLINE.finditer(text)]
+    found += [*NUMBER.findall(text), *re.findall(r"\b[A-Z]\b", text)]  # and choices
     return float(any(_verdict(each, answer) for each in dict.fromkeys(filter(None, found))))
 
 

@@ -42,7 +42,7 @@ from grading.quantities import BASED, number, split_unit
 from grading.spelling import normalise
 
 ANSWER_CHARACTERS = 1_000  # a longer answer is no answer
-PAIRS = (256, 16, 0)  # of items that are compared in sets, in sets inside lists, and below
+PAIRS = (1_000, 16, 0)  # of items that are compared in sets, in sets inside lists, and below
 
 
 def equal(answer: str, gold: str, depth: int = 0) -> bool | None:
@@ -149,10 +149,13 @@ def _without_steps(text: str) -> str:
 
 def _without_name(text: str, other: str) -> str:
     """The value of a named one, unless the other side is named too."""
-    name, *values = split(text.replace(r"\in ", "="), ("=",)) or [text]
+    name, *values = split(IS_IN.sub("=", text), ("=",)) or [text]
     if len(values) != 1 or len(split_list(text)[1]) != 1 or not is_name(name):
         return text
-    return text if "=" in other or r"\in " in other else values[0]
+    return text if "=" in other or IS_IN.search(other) else values[0]
+
+
+IS_IN = re.compile(r"\\in(?![a-z])")
 
 
 # ---- Bases.

@@ -165,5 +165,8 @@ def _members(text: str) -> Members:
         raise Unreadable
     low, high = map(constant, items)
     closed = [end for end, bracket in ((low, kind[0]), (high, kind[1])) if bracket in "[]"]
-    ends = [end for end in (low, high) if abs(end) < constant(r"\infty")]
+    infinity = constant(r"\infty")
+    if infinity in map(abs, closed):
+        raise Unreadable
+    ends = [end for end in (low, high) if abs(end) < infinity]
     return ends, lambda x: low < x < high or (x in closed and low <= x <= high)
