@@ -28,21 +28,6 @@ from functools import lru_cache
 from grading.equality import ANSWER_CHARACTERS, chosen, equal, gradable
 from grading.spelling import TEXT, plain
 
-__all__ = [
-    "DEFAULT_WEIGHTS",
-    "TAGS",
-    "accuracy",
-    "are_gradable",
-    "extract_answer",
-    "format",
-    "grader_stats",
-    "is_gradable",
-    "last_boxed",
-    "lenient_accuracy",
-    "score",
-    "tag_count",
-]
-
 DEFAULT_WEIGHTS = {"accuracy": 1.0, "format": 0.1, "tag_count": 0.1}  # the paper's, on one GPU
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 END_TOKEN = re.compile(
@@ -132,10 +117,6 @@ BETWEEN = re.compile(
 FORMULA = re.compile(r"(?!(?:and|or)\b)(?<![A-Za-z])[A-Za-z]|[\\^_]|[(\[][^()\[\]]*,|0 ?: ?0")
 
 
-class Extracted(str):
-    """An answer that was read already. Reading it again gives it back unchanged."""
-
-
 def extract_answer(completion: str, opens_think: bool = False) -> str | None:
     r"""Reads the one answer of a completion, or None if it has none.
 
@@ -148,10 +129,8 @@ def extract_answer(completion: str, opens_think: bool = False) -> str | None:
 
     Args: as for `format`.
     """
-    if isinstance(completion, Extracted):
-        return completion
     answer = _read(_spoken(completion, opens_think))
-    return Extracted(answer) if answer and len(answer) <= ANSWER_CHARACTERS else None
+    return answer if answer and len(answer) <= ANSWER_CHARACTERS else None
 
 
 def _spoken(completion: str, opens_think: bool) -> str:
@@ -267,8 +246,7 @@ def _numbers(line: str) -> Iterator[str]:
 
 
 @lru_cache(maxsize=50_000)
-def _verdict(answer: str, reference: str) -> bool | None:
-    """Whether an answer equals a reference; None if no rule can read them."""
+def _is_right(answer: str, reference: str) -> bool:
     gold = _reference(reference)
     return bool(gold) and equal(answer, gold)
 
@@ -291,28 +269,13 @@ def is_gradable(answer: str) -> bool:
     return gradable(_reference(answer))
 
 
-_unread = 0
-
-
-def grader_stats() -> dict[str, int]:
-    """Counts since the start, to tell a failing grader from a failing policy.
-
-    `unread`: answers scored 0 because no rule can read them nor their reference, and the two are
-    spelled apart: they may be right.
-    """
-    return {"unread": _unread}
-
-
 def accuracy(completion: str, answer: str, opens_think: bool = False) -> float:
     """1.0 if the answer read from the completion equals `answer`, else 0.0.
 
     Args: as for `format`; answer: the reference, as the data has it.
     """
-    global _unread
     extracted = extract_answer(completion, opens_think)
-    verdict = extracted is not None and _verdict(extracted, answer)
-    _unread += verdict is None
-    return float(bool(verdict))
+    return float(extracted is not None and _is_right(extracted, answer))
 
 
 def lenient_accuracy(completion: str, answer: str, opens_think: bool = False) -> float:
@@ -324,7 +287,7 @@ def lenient_accuracy(completion: str, answer: str, opens_think: bool = False) ->
     found = [extract_answer(completion, opens_think), *(box[2] for box in _boxes(text))]
     found += [formula[0] for formula in INLINE.finditer(text)]
     found += [*NUMBER.findall(text), *re.findall(r"\b[A-Z]\b", text)]  # and choices
-    return float(any(_verdict(each, answer) for each in dict.fromkeys(filter(None, found))))
+    return float(any(_is_right(each, answer) for each in dict.fromkeys(filter(None, found))))
 
 
 def score(

@@ -3,7 +3,7 @@ r"""When two answers are equal.
     equal("0.5", r"\frac{1}{2}")             # True
     equal("(2,1)", "(1,2)")                  # False: brackets keep their order
     equal("B) sodium", "B")                  # True
-    equal(r"a \equiv 3", r"3 \equiv a")      # None: no rule reads these, and they are spelled apart
+    equal(r"a \equiv 3", r"3 \equiv a")      # False: no rule reads these; they are spelled apart
 
 Both are spelled alike first (`grading.spelling`). Then the rules of this file are asked in turn,
 and the first that knows decides: names, lists, numbers with their units, words, formulas
@@ -15,7 +15,7 @@ What counts as equal, where a mathematician has to decide:
     numbers    exact: 0.5 is 1/2, but 0.333333 is not 1/3; 1,234 and 1\,234 and 1 234 are 1234, and
                48,50 is not a number; 1e5 is 100000; 1\frac{1}{2} is 3/2; 2 million is 2000000
     percent    45% is 45 and is 0.45, whichever side has the sign; without a sign 45 is not 0.45
-    units      18 cm and 18cm and 18 (cm) are 18, not 18 m or 18 cm^2; $18/day is 18; 90^\circ is 90;
+    units      18 cm, 18cm and 18 (cm) are 18, not 18 m or 18 cm^2; $18/day is 18; 90^\circ is 90;
                nothing is converted. One glued letter is a variable: 5t is not 5; but 20L and 20in
                are 20 where a number is wanted
     bases      52_8 is matched by 52_8 and by 52, as its question names the base; not 52_9 or 42
@@ -26,8 +26,8 @@ What counts as equal, where a mathematician has to decide:
     lists      1,2 is 2,1 and \{2,1\} and 1,2,2; (1,2) is ordered: it is 1,2, but not \{1,2\},
                [1,2], (2,1) or (1,2,2); \pm 1 is 1,-1, and (\pm 1,0) is two pairs
     sets       (2,\infty) is x>2; x<1 or x>2 is a union; the kind of bracket matters. Sets of real
-               numbers are equal if the same numbers are in them: \mathbb{R}\setminus\{1\} is x\ne 1;
-               other sets item by item, so \{x : x>2\} must be spelled like the reference
+               numbers are equal if the same numbers are in them, so \mathbb{R}\setminus\{1\} is
+               x\ne 1; others item by item, and \{x : x>2\} only if it is spelled alike
     words      letter by letter but for case: stop is not pots, and 7 is not seven
     molecules  NaCl is not ClNa, and H_2O is H2O
     choices    B is matched by B, (B), [B], B) text, B: text, Option B, B is right, and by a lone b;
@@ -45,15 +45,13 @@ ANSWER_CHARACTERS = 1_000  # a longer answer is no answer
 PAIRS = (1_000, 16, 0)  # of items that are compared in sets, in sets inside lists, and below
 
 
-def equal(answer: str, gold: str, depth: int = 0) -> bool | None:
+def equal(answer: str, gold: str, depth: int = 0) -> bool:
     """Whether an answer is worth what the reference is.
 
     Args:
         answer: as it was read, in any spelling.
         gold: the reference, without a marker around it.
         depth: how many lists the two are items of.
-    Returns:
-        None if they are spelled apart and no rule can read either.
     """
     if max(len(answer), len(gold)) > ANSWER_CHARACTERS or depth >= len(PAIRS):
         return False
@@ -65,8 +63,6 @@ def equal(answer: str, gold: str, depth: int = 0) -> bool | None:
     if _joined(answer) == _joined(gold):
         return True
     answer, gold = _without_names(answer, gold)
-    if (verdict := _by_base(answer, gold)) is not None:
-        return verdict
     if (verdict := _by_list(answer, gold, depth)) is not None:
         return verdict
     for rule in (_by_number, _by_words):
@@ -127,46 +123,30 @@ def chosen(text: str) -> str | None:
 
 # ---- Names: x=5.
 
-
-def _without_names(answer: str, gold: str) -> tuple[str, str]:
-    r"""The 5 of "x=5", of "5+7=12" the 12, and the interval of "x \in [1,2]"."""
-    answer, gold = _without_steps(answer), _without_steps(gold)
-    if "=" not in gold and len(split_list(answer)[1]) == 1:
-        answer = split(answer, ("=",))[-1]
-    return _without_name(answer, gold), _without_name(gold, answer)
-
-
-def _without_steps(text: str) -> str:
-    r"""The x=5 of "x=2+3=5", "x\approx 5" and "x=5\approx 5.0"."""
-    exact, *rounded = re.split(r" ?\\approx ?", text)
-    if rounded and is_name(exact):
-        exact = f"{exact}={rounded[0]}"
-    first, *steps = split(exact, ("=",)) or [exact]
-    if len(steps) < 2 or len(split_list(exact)[1]) != 1:
-        return exact
-    return f"{first}={steps[-1]}" if is_name(first) else steps[-1]
-
-
-def _without_name(text: str, other: str) -> str:
-    """The value of a named one, unless the other side is named too."""
-    name, *values = split(IS_IN.sub("=", text), ("=",)) or [text]
-    if len(values) != 1 or len(split_list(text)[1]) != 1 or not is_name(name):
-        return text
-    return text if "=" in other or IS_IN.search(other) else values[0]
-
-
 IS_IN = re.compile(r"\\in(?![a-z])")
 
 
-# ---- Bases.
+def _without_names(answer: str, gold: str) -> tuple[str, str]:
+    r"""The 5 of "x=5", of "5+7=12" the 12, and the interval of "x \in [1,2]".
+
+    A name is taken off if the other side has none or the same; x=5 against y=5 stays as it is.
+    """
+    (*names, value), (*gold_names, gold_value) = _sides(answer), _sides(gold)
+    if not gold_names or names == gold_names or (not names and is_name(gold_names[0])):
+        return value, gold_value
+    return answer, gold
 
 
-def _by_base(answer: str, gold: str) -> bool | None:
-    """52_8 is 52_{8} and 52. Of a reference without a base, the answer's value counts."""
-    based, gold_based = BASED.fullmatch(answer), BASED.fullmatch(gold)
-    if not gold_based:
-        return None
-    return based.groups() == gold_based.groups() if based else answer == gold_based[1]
+def _sides(text: str) -> list[str]:
+    r"""x and 5 of "x=5", "x=2+3=5", "x\approx 5", "x=5\approx 5.0"; 5 alone of "2+3=4+1=5"."""
+    exact, *rounded = re.split(r" ?\\approx ?", text)
+    name, *values = split(IS_IN.sub("=", exact), ("=",)) or [exact]
+    if rounded and not values and is_name(name):
+        values = rounded
+    if len(split_list(text)[1]) != 1:
+        return [text]
+    named = len(values) == 1 or is_name(name)
+    return [name, *values[-1:]] if named else values[-1:] or [exact]
 
 
 # ---- Lists, intervals, matrices.
@@ -220,7 +200,10 @@ MOLECULE = re.compile(r"(?=.*[a-z\d])(?:[A-Z][a-z]?(?:_?\{?\d+\}?)?)+")  # NaCl,
 
 
 def _by_number(answer: str, gold: str) -> bool | None:
-    """Exact numbers; a percentage is its number and its hundredth."""
+    """Exact numbers; a percentage is its number and its hundredth; 52_8 is 52_{8} and 52."""
+    if based := BASED.fullmatch(gold):
+        given = BASED.fullmatch(answer)
+        return given.groups() == based.groups() if given else answer == based[1]
     gold_value, gold_unit = split_unit(gold)
     gold_number = number(gold_value)
     value, unit = split_unit(answer, letters=gold_number is not None)

@@ -3,7 +3,7 @@ r"""Formulas read and compared by their values: no algebra, no library that eval
     same("x^2+2x+1", "(x+1)^2")          # True
     same(r"1-\frac{1}{e}", "1-e^{-1}")   # True
     same("3t", "3")                      # False
-    same(r"\sum_n a_n", r"\sum_k a_k")   # None: neither is a formula that is read here
+    same(r"\sum_n a_n", "5")             # False: no formula that is read here has no value
 
 Two formulas are equal if they have equal values wherever both are defined. Values at three points
 in general position, to 100 digits, settle that: formulas as short as answers are that agree in 50
@@ -27,6 +27,7 @@ import hashlib
 import math
 import re
 import threading
+from collections.abc import Callable
 from fractions import Fraction
 
 DIGITS = 100  # that are computed
@@ -39,6 +40,7 @@ POINTS = 3
 
 TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|\\[a-zA-Z]+|[a-zA-Z]|\S")
 RELATION = re.compile(r"(?<!\\)=|[<>]|\\(?:le|ge|ne)(?![a-z])")
+MIXED = re.compile(r"(?<![\d.^_])(\d+) ?(\\frac\{\d+\}\{\d+\})")  # 2\frac{1}{3} is 7/3
 TURNED = {">": "<", r"\ge": r"\le"}
 SYMBOL = re.compile(
     r"[a-zA-Z]|\\(?:(?:var)?epsilon|(?:var)?theta|(?:var)?phi|alpha|beta|[gG]amma|[dD]elta|zeta|eta"
@@ -62,16 +64,14 @@ class Unreadable(Exception):
     """The text is no formula that is read here, or its value is too large to compute."""
 
 
-def same(answer: str, gold: str) -> bool | None:
-    """Whether two formulas, equations or inequalities are equal.
+def same(answer: str, gold: str) -> bool:
+    """Whether two formulas, equations or inequalities are equal; what is not read here is not.
 
     Args: both as `grading.spelling.normalise` leaves them.
-    Returns:
-        False, too, if one of them has a value and the other none; None if neither has.
     """
     read, gold_read = values(answer), values(gold)
     if read is None or gold_read is None:
-        return None if read is gold_read else False
+        return False
     (sign, at_points), (gold_sign, gold_at_points) = read, gold_read
     pairs = [
         (a, b)
@@ -90,7 +90,7 @@ def values(text: str) -> tuple[str, list] | None:
     Of a relation the value is left minus right, turned so that the sign is one of = < \le \ne.
     A value is None where there is none; if there is none at any point, None is returned.
     """
-    signs, sides = RELATION.findall(text), RELATION.split(text)
+    signs, sides = RELATION.findall(text), RELATION.split(MIXED.sub(r"(\1+\2)", text))
     if len(signs) > 1:
         return None
     sign = signs[0] if signs else ""
@@ -165,6 +165,18 @@ def _coordinate(name: str, index: int):
     return -size if index == POINTS - 1 else size
 
 
+def bounded(value, largest: int):
+    if abs(value) > largest:
+        raise Unreadable
+    return value
+
+
+def raised(base, exponent):
+    if base and exponent:
+        bounded(_mpmath().log(base) * exponent, LARGEST_LOG)
+    return base**exponent
+
+
 class _Reader:
     """Recursive descent over the tokens of one formula; every method returns a value."""
 
@@ -194,73 +206,50 @@ class _Reader:
         return found
 
     def sum(self):
-        value = self.product()
+        value = self.signed(self.product)
         while self.peek() in ("+", "-"):
-            value = value + self.product()
+            value = value + self.signed(self.product)
         return value
 
-    def negative(self) -> bool:
-        """Whether the signs that come next make a value negative; they are then read."""
-        signs = 0
+    def signed(self, read: Callable):
+        """What comes after some signs, with the sign that they make together."""
+        minus = 0
         while self.peek() in ("+", "-"):
-            signs += self.next() == "-"
-        return signs % 2 == 1
+            minus += self.next() == "-"
+        return -read() if minus % 2 else read()
 
     def product(self, of_function: bool = False):
         """Factors with or without a sign between them; of \\sin 2x\\cos y, 2x is the sine's."""
-        negative, value = self.negative(), self.power()
+        value, ends = self.power(), NO_FACTOR | FUNCTIONS.keys() if of_function else NO_FACTOR
         while True:
             token = self.peek()
             if token in TIMES | OVER and not of_function:
                 self.next()
-                factor = self.signed_power()
+                factor = self.signed(self.power)
                 value = value / factor if token in OVER else value * factor
-            elif self.starts_factor(token) and not (of_function and token in FUNCTIONS):
+            elif token not in ends and token not in self.open:
                 if token[0].isdigit() and self.tokens[self.at - 1][-1].isdigit():
                     raise Unreadable  # two numbers side by side
-                mixed = token == r"\frac" and self.tokens[self.at - 1].isdigit()
-                start, factor = self.at, self.power()
-                digits = self.tokens[start + 1 : self.at]
-                mixed = mixed and all(digit.isdigit() or digit in "{}" for digit in digits)
-                value = value + factor if mixed else value * factor  # 2\frac{1}{3} is 7/3
+                value = value * self.power()
             else:
-                return -value if negative else value
-
-    def starts_factor(self, token: str) -> bool:
-        return token not in NO_FACTOR and token not in self.open
-
-    def signed_power(self):
-        return -self.power() if self.negative() else self.power()
+                return value
 
     def power(self):
         base = self.atom()
         while self.peek() in ("!", "^"):
             if self.next() == "!":
-                base = _mpmath().factorial(self.small(base))
+                base = _mpmath().factorial(bounded(base, LARGEST_FACTORIAL))
             elif self.take(r"\circ"):
                 base = base * _mpmath().pi / 180
             else:
-                base = self.raised(base, self.exponent())
+                base = raised(base, self.signed(self.atom))
         return base
 
-    def exponent(self):
-        return -self.atom() if self.negative() else self.atom()
-
-    def raised(self, base, exponent):
-        if base and exponent and abs(_mpmath().log(base)) * abs(exponent) > LARGEST_LOG:
-            raise Unreadable
-        return base**exponent
-
-    def small(self, value):
-        if abs(value) > LARGEST_FACTORIAL:
-            raise Unreadable
-        return value
-
-    def group(self, opening: str, one: bool = True) -> list:
-        """The values between brackets, of which the first is read: one, or some with commas."""
+    def group(self, opening: str) -> list:
+        """The values between brackets, of which the first is read, and commas."""
         self.open.append(CLOSING[opening])
         inside = [self.sum()]
-        while not one and self.take(","):
+        while self.take(","):
             inside.append(self.sum())
         if self.next() != self.open.pop():
             raise Unreadable
@@ -294,8 +283,8 @@ class _Reader:
             numerator = self.argument()
             return numerator / self.argument()
         if token == r"\binom":
-            n = self.small(self.argument())
-            return context.binomial(n, self.small(self.argument()))
+            n, k = (bounded(self.argument(), LARGEST_FACTORIAL) for _ in "nk")
+            return context.binomial(n, k)
         if token == r"\sqrt":
             return self.root()
         if token in OF_SEVERAL and self.take("("):
@@ -308,38 +297,36 @@ class _Reader:
         (degree,) = self.group("[") if self.take("[") else (_mpmath().mpf(2),)
         value = self.argument()
         if degree == 3 and not value.imag and value < 0:
-            return -self.raised(-value, 1 / degree)  # the real one
-        return self.raised(value, 1 / degree)
+            return -raised(-value, 1 / degree)  # the real one
+        return raised(value, 1 / degree)
 
     def of_several(self, token: str):
-        numbers = self.group("(", one=False)
-        if any(number.imag for number in numbers):
+        numbers = self.group("(")
+        if any(number.imag or abs(number) > 10**DIGITS for number in numbers):
             raise Unreadable
-        if token in OF_INTEGERS:
-            whole = _mpmath().isint
-            if not all(whole(number) and abs(number) < 10**DIGITS for number in numbers):
-                raise Unreadable
-            return _mpmath().mpf(OF_INTEGERS[token](*map(int, numbers)))
-        return OF_SEVERAL[token](numbers)
+        if token not in OF_INTEGERS:
+            return OF_SEVERAL[token](numbers)
+        integers = [int(number) for number in numbers]
+        if integers != numbers:
+            raise Unreadable
+        return _mpmath().mpf(OF_INTEGERS[token](*integers))
 
     def function(self, token: str):
         context, name, power, base = _mpmath(), FUNCTIONS[token], None, None
         if token == r"\log" and self.take("_"):
             base = self.argument()
         if self.take("^"):
-            power = self.exponent()
+            power = self.signed(self.atom)
             if power == -1 and name in CIRCULAR:
                 name, power = "a" + name, None
-        if self.peek() in ("(", "{", "["):
-            value = self.power()
-        else:
-            value = self.product(of_function=True)
-        if not name.startswith("log") and abs(value) > LARGEST_LOG:
-            raise Unreadable
+        bracketed = self.peek() in ("(", "{", "[")
+        value = self.signed(self.power if bracketed else lambda: self.product(of_function=True))
+        if not name.startswith("log"):
+            bounded(value, LARGEST_LOG)
         result = getattr(context, name)(value)
         if base is not None:
             result = context.log(value) / context.log(base)
-        return result if power is None else self.raised(result, power)
+        return result if power is None else raised(result, power)
 
     def symbol(self, token: str):
         """A variable with its subscript and primes, or a constant."""

@@ -19,6 +19,7 @@ from grading.formulas import Unreadable, constant
 MATRIX = re.compile(
     r"[(\[]? ?\\begin\{([pb]?matrix|smallmatrix|array)\}(?:\{[clr|]*\})?(.*)\\end\{\1\} ?[)\]]?"
 )
+PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-z]) ?")
 ONE_OF = re.compile(r",? \b(?:and|or)\b | ?\\cup(?![a-z])")
 SIGN = re.compile(r" ?(<|>|\\(?:[lg]e|ne)(?![a-z])) ?")
 TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
@@ -39,22 +40,20 @@ def is_name(text: str) -> bool:
 
 def split_list(text: str) -> tuple[str, list[str]]:
     r"""The brackets around a list, or "" for none, and its items; \pm makes two of one."""
-    items = [both for item in split(ONE_OF.sub(",", text)) for both in _both_signs(item)]
-    if len(items) > 1 or not items:
-        return "", items
-    if matrix := MATRIX.fullmatch(text):
+    kind, items = "", split(ONE_OF.sub(",", text))
+    if len(items) == 1 and (matrix := MATRIX.fullmatch(text)):
         rows = [row.split("&") for row in matrix[2].split(r"\\") if row.strip()]
         shape = "x".join(str(len(row)) for row in rows)
         return f"matrix {shape}", [cell.strip() for row in rows for cell in row]
-    if text.startswith(("{", r"\{")) and text.endswith("}"):
+    if len(items) == 1 and text.startswith(("{", r"\{")) and text.endswith("}"):
         inside = split(re.sub(r"^\\?\{|\\?\}$", "", text))
         if len(inside) > 1 or (inside and text[0] == "\\"):
-            return r"\{\}", [both for item in inside for both in _both_signs(item)]
-    if text[:1] in ("(", "[") and text[-1:] in (")", "]"):
+            kind, items = r"\{\}", inside
+    elif len(items) == 1 and text[0] in "([" and text[-1] in ")]" and r"\pm" not in text:
         inside = split(text[1:-1])
         if len(inside) > 1:
             return text[0] + text[-1], inside
-    return "", items
+    return kind, [both for item in items for both in _both_signs(item)]
 
 
 def split(text: str, separators: tuple[str, ...] = (";", ",")) -> list[str]:
@@ -78,17 +77,12 @@ def split(text: str, separators: tuple[str, ...] = (";", ",")) -> list[str]:
 
 def _both_signs(item: str) -> list[str]:
     r"""1\pm 2 is 1+2 and 1-2. Two \pm change apart, but with \mp, the other one, together."""
-    parts = re.split(r"\\(pm|mp)(?![a-z]) ?", item)
-    if len(parts) == 1 or item.startswith(r"\{"):
-        return [item]
-    together = "mp" in parts[1::2]
-    results = []
-    for choice in itertools.product("+-", repeat=1 if together else min(len(parts) // 2, 4)):
-        text, signs = parts[0], itertools.cycle(choice)
-        for kind, rest in zip(parts[1::2], parts[2::2], strict=True):
-            sign = next(signs)
-            text += (sign if kind == "pm" else {"+": "-", "-": "+"}[sign]) + rest
-        results.append(text)
+    kinds, results = PLUS_MINUS.findall(item), []
+    together = "mp" in kinds
+    for choice in itertools.product("+-", repeat=1 if together else min(len(kinds), 4)):
+        signs = itertools.cycle(choice)
+        written = {"pm+": "+", "pm-": "-", "mp+": "-", "mp-": "+"}
+        results.append(PLUS_MINUS.sub(lambda kind: written[kind[1] + next(signs)], item))  # noqa: B023
     return results
 
 

@@ -6,8 +6,8 @@ r"""Plain numbers, exactly, and the units behind them.
     split_unit(r"12\pi square cm")     # (r"12\pi", "cm^2")
 
 A number is what a reader copies without computing: digits, a decimal, a fraction of those, a mixed
-number, a power of ten, a number in another base. Units are cut off and compared with their powers, never
-converted; words that are no units (apples) are cut off and mean nothing.
+number, a power of ten, a number in another base. Units are cut off and compared with their powers,
+never converted; words that are no units (apples) are cut off and mean nothing.
 """
 
 import re
@@ -52,38 +52,24 @@ def number(text: str) -> Fraction | None:
     return -value if mixed[1] == "-" else value
 
 
-UNITS = {  # every spelling of a unit, and the one it is compared by
-    word: names.split()[0]
-    for names in (
-        "% percent percentage pct",
-        "mm millimeter millimeters",
-        "cm centimeter centimeters",
-        "m meter meters metre metres",
-        "km kilometer kilometers kms",
-        "in inch inches",
-        "ft foot feet",
-        "yd yard yards",
-        "mi mile miles",
-        "mg milligram milligrams",
-        "g gram grams",
-        "kg kgs kilogram kilograms",
-        "lb lbs pound pounds",
-        "oz ounce ounces",
-        "mL ml milliliter milliliters",
-        "L l liter liters litre litres",
-        "s sec secs second seconds",
-        "min mins minute minutes",
-        "h hr hrs hour hours",
-        "day days",
-        "week weeks",
-        "month months",
-        "yr yrs year years",
-        "dollar dollars",
-        "cent cents",
-        *("am", "pm", "mph", "kph", "kmph", "degree", "degreeC", "degreeF", "degreeK"),
-    )
-    for word in names.split()
-}
+UNITS = (  # spellings of a unit, and the one it is compared by; an s behind it is a plural
+    {"percent": "%", "percentage": "%", "pct": "%", "pound": "lb", "ounce": "oz", "year": "yr"}
+    | {"inch": "in", "inches": "in", "foot": "ft", "feet": "ft", "yard": "yd", "mile": "mi"}
+    | {"sec": "s", "second": "s", "minute": "min", "hr": "h", "hour": "h", "ml": "mL", "l": "L"}
+    | {
+        prefix + word: prefix[:1] + unit
+        for word, unit in {
+            "meter": "m",
+            "metre": "m",
+            "gram": "g",
+            "liter": "L",
+            "litre": "L",
+        }.items()
+        for prefix in ("", "milli", "centi", "kilo")
+    }
+)
+_SAME = ("day", "week", "month", "dollar", "cent", "am", "pm", "mph", "degree", "degreeC", "degreeF")
+UNITS |= {unit: unit for unit in (*UNITS.values(), *_SAME)}
 METRIC = r"[kMGmµncd](?:[mgsJNWVAL]|Hz|Pa|eV|mol|cal)|[kMG]?(?:Hz|Pa|eV|mol|cal)"
 SYMBOL = re.compile(rf"[JNWVAKCF]|{METRIC}")  # behind a blank these are units, too
 POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}  # in front of a unit
@@ -94,7 +80,7 @@ DEGREE = re.compile(r"^(?!.*\\(?:sin|cos|tan|cot|sec|csc))(.*)\^\\circ ?([CFK]?)
 _LONG = "|".join(word for word in UNITS if len(word) > 1 and word not in ("in", "mi", "mg"))
 _POWER = r"(?:\^\{?[23]\}?)?(?:/[A-Za-z]+)?"
 GLUED_UNIT = re.compile(  # also 18/day and 12元
-    rf"(?<=[\d}}])(?=(?:(?:{_LONG}|dm){_POWER}|/[A-Za-z]{{2,}}|[^\W\d_A-Za-z]+)$)"
+    rf"(?<=[\d}}])(?=(?:(?:{_LONG}|dm)s?{_POWER}|/[A-Za-z]{{2,}}|[^\W\d_A-Za-z]+)$)"
 )
 GLUED_TO_NUMBER = re.compile(rf"(?<=\d)(?=(?:L|in|mi|m(?=\^)|{METRIC}){_POWER}$)")
 UNIT_FRACTION = re.compile(r" ?\\frac\{([A-Za-z]{2,})\}\{([A-Za-z]+)\}$")  # \frac{km}{h}
@@ -143,6 +129,8 @@ def _unit(name: str) -> str | None:
     units = []
     for part in name.split("/"):
         base, hat, power = part.partition("^")
+        if base not in UNITS and len(base) > 2:
+            base = base.removesuffix("s")
         if base not in UNITS and not SYMBOL.fullmatch(base):
             return None
         units.append(UNITS.get(base, base) + hat + power)

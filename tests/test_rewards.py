@@ -10,7 +10,6 @@ from rewards import (
     accuracy,
     extract_answer,
     format,
-    grader_stats,
     last_boxed,
     lenient_accuracy,
     score,
@@ -174,12 +173,6 @@ READ = [
 @pytest.mark.parametrize(("completion", "gold", "right"), READ)
 def test_a_formula_or_a_choice_is_read_whole(completion, gold, right):
     assert accuracy(completion, gold) == right
-
-
-def test_what_no_rule_can_compare_is_counted():
-    before = grader_stats()["unread"]
-    assert score(["<answer>a+</answer>", "<answer>5</answer>"], ["b+c+", "6"])["accuracy"] == [0, 0]
-    assert grader_stats()["unread"] == before + 1
 
 
 def test_nothing_equals_nothing():
