@@ -21,15 +21,15 @@ from support.stopping import StopSignal
 def test_rows_of_several_processes_are_one_row():
     """Counts add up, flags are 1 if any is, the largest counts, lists join, floats are averaged."""
     rows = [
-        {"groups": 4, "groups_without_signal": 1, "grader_failures": 0, "skipped": False}
+        {"groups": 4, "groups_without_signal": 1, "skipped": False}
         | {"reward": 1.0, "logprob_gap": {"mean": 1e-6, "max": Largest(3e-6)}}
         | {"pass_rates": [0.5, 1.0]},
-        {"groups": 4, "groups_without_signal": 3, "grader_failures": 2, "skipped": True}
+        {"groups": 4, "groups_without_signal": 3, "skipped": True}
         | {"reward": 0.5, "logprob_gap": {"mean": 3e-6, "max": Largest(2e-6)}}
         | {"pass_rates": [0.25, 0.0]},
     ]
     assert combined([row | {"seconds": {"update": i}} for i, row in zip((2.0, 4.0), rows)]) == {
-        **{"groups": 8, "groups_without_signal": 4, "grader_failures": 2, "skipped": 1},
+        **{"groups": 8, "groups_without_signal": 4, "skipped": 1},
         **{"reward": 0.75, "logprob_gap": {"mean": 2e-6, "max": 3e-6}, "seconds": {"update": 3.0}},
         "pass_rates": [0.5, 1.0, 0.25, 0.0],
     }
