@@ -14,6 +14,7 @@ import json
 import math
 import shlex
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
@@ -23,10 +24,10 @@ from rewards import DEFAULT_WEIGHTS
 from support.errors import InputError
 from support.presets import PRESETS
 from support.processes import RANK
-from support.trackers import TRACKERS
 from support.vllm import LOWEST_TEMPERATURE
 
 REWARD_PARTS = tuple(DEFAULT_WEIGHTS)
+TRACKERS = ("none", "tensorboard", "wandb", "trackio")  # and the packages that they need
 DEFAULT_STEPS = 200
 # What a resumed run may change: how long, in how much memory, and what is kept of it.
 CHANGEABLE = (
@@ -195,6 +196,10 @@ def check(config: Config) -> None:
         raise InputError(f"--importance-cap {config.importance_cap}: must be 0 (off), or 1 or more")
     if config.merge and not config.lora_rank:
         raise InputError("--merge: there is nothing to merge without --lora-rank")
+    if config.tracker != "none" and find_spec(config.tracker) is None:
+        raise InputError(
+            f"--tracker {config.tracker} is not installed: pip install {config.tracker}"
+        )
     if not 0 <= config.adam_beta2 < 1:
         raise InputError(f"--adam-beta2 {config.adam_beta2}: must be in [0, 1)")
     names = [task_and_folder(spec)[0] for spec in config.eval_task]

@@ -1,10 +1,8 @@
-"""One row of several, stop signals, and that one process needs none of it."""
+"""One row of several, and that one process needs none of it."""
 
 import os
-import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from conftest import ROOT, SMALL, assert_equal, random_model
 from logprobs import Policy, whole
 from support.errors import InputError
 from support.processes import Largest, Processes, combined, pieces
-from support.stopping import StopSignal
 
 # ---- one row of several --------------------------------------------------------------------------
 
@@ -109,32 +106,3 @@ def test_end_of_a_run_leaves_a_process_group_that_it_did_not_make(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "model").exists()
-
-
-# ---- stop signals --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_asks_and_the_second_leaves_at_once(number, capsys):
-    before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), StopSignal(Processes()) as stop:
-        assert not stop.asked() and not stop.stopped
-        os.kill(os.getpid(), number)
-        assert stop.asked() and stop.stopped
-        assert stop.exit_code == 128 + number
-        assert "once more to stop at once" in capsys.readouterr().err
-        os.kill(os.getpid(), number)
-    assert signal.getsignal(number) is before
-
-
-def test_outside_the_main_thread_signals_are_left_alone():
-    found = []
-
-    def enter() -> None:
-        with StopSignal(Processes()) as stop:
-            found.append(stop.asked())
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert found == [False]
