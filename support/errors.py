@@ -23,7 +23,7 @@ def say(line: str) -> None:
 
 OUT_OF_MEMORY = (
     "out of memory ({reason}): in the update lower --micro-batch (a resumed run may, too) or --m, "
-    "in generation --n or --max-new-tokens"
+    "in generation --n, --max-new-tokens or, for vLLM, --gpu-memory-utilization"
 )
 # RuntimeErrors of libraries: (class, words in its first line, what is said, exit code). On a CPU
 # running out of memory, and losing another process, have no class of their own.
@@ -39,6 +39,7 @@ KNOWN = (
         2,
     ),
     (torch.OutOfMemoryError, "", OUT_OF_MEMORY, 1),
+    (RuntimeError, "CUDA Error: out of memory", OUT_OF_MEMORY, 1),  # of vLLM's allocator
     (RuntimeError, "allocate memory", OUT_OF_MEMORY, 1),
 )
 

@@ -121,6 +121,7 @@ class Folder:
         for name, digest in self.run.data_digests().items():
             if (found["data"] or {}).get(name, digest) != digest:  # older checkpoints have none
                 say(f"--resume: prompts or answers ({name}) are others than when the run began")
+        self.run.sampler.sleep()  # moments are there twice while they are loaded
         if found["weights"]:
             self._set_state(state or {}, found["moments"])
         self.run.sampler.sync(self.run.model)

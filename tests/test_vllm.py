@@ -227,30 +227,6 @@ def test_random_states_and_threads_are_left_alone():
     torch.set_num_threads(1)
 
 
-def test_an_engine_that_cannot_take_the_weights_is_replaced(engine, capsys):
-    sampler, model = engine(), long_model()
-    five_updates(model, lr=1e-2)
-    broken, reload = sampler.llm, sampler.llm.collective_rpc
-
-    def half_way(method, kwargs):
-        weights = [*kwargs["weights_iterator"]][:3]
-        reload(method, kwargs={"weights_iterator": iter([*weights, ("no.such", torch.ones(1))])})
-
-    sampler.llm.collective_rpc = half_way
-    sampler.sync(model)
-    assert sampler.llm is not broken
-    assert "new engine" in capsys.readouterr().err
-    assert gap(sampler, model) < 1e-3
-
-
-def test_a_new_sampler_closes_the_one_before(engine):
-    first = engine()
-    second = VLLMSampler(long_model(seed=1), Words())
-    with pytest.raises(RuntimeError, match="another"):
-        first.generate(PROMPTS, 2, 2, 1.0, 0)
-    assert gap(second, long_model(seed=1)) < 1e-3
-
-
 # ---- the whole -----------------------------------------------------------------------------------
 
 
