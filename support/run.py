@@ -136,7 +136,7 @@ class Run:
         config, N = self.config, self.processes.count
         weights = (weight for weight in self.model.parameters() if weight.requires_grad)
         trained = sum(weight.numel() for weight in weights)
-        kind = "FSDP" if config.shard else "DDP"
+        kind = "weights spread over them" if config.shard else "each with all weights"
         return (
             f"model {config.model}: {self.parameters:,} parameters on {self.model.device}, "
             f"{trained:,} trained, {torch.get_num_threads()} CPU thread(s)\n"

@@ -8,11 +8,11 @@ import threading
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, random_model
+from conftest import ROOT, SMALL, assert_equal, random_model
 
 from logprobs import Policy, whole
 from support.errors import InputError
-from support.processes import Largest, Processes, combined
+from support.processes import Largest, Processes, combined, pieces
 from support.stopping import StopSignal
 
 # ---- one row of several --------------------------------------------------------------------------
@@ -63,18 +63,27 @@ def test_one_process_needs_nobody():
     assert alone.on_first(lambda: "done") == alone.on_first(lambda: "done", send=False) == "done"
     with pytest.raises(ZeroDivisionError):
         alone.on_first(lambda: 1 / 0)
-    policy = Policy(random_model("qwen2"))
-    assert alone.wrap(policy, shard=False) is policy
-    with alone.gradients_sent(policy, last=False):
-        pass
+    model = random_model("qwen2")
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    alone.equalise(model)
+    alone.average_gradients(model.parameters())
+    assert all(weight.grad is None for weight in model.parameters())
+    assert_equal(model.state_dict(), weights)
     tensor = torch.ones(2)
     assert whole(tensor) is tensor
     alone.leave()
 
 
+def test_gradients_are_sent_in_pieces_of_a_bounded_size():
+    sizes = [3, 4, 2, 9, 1, 1, 5]
+    cut = list(pieces([torch.zeros(size) for size in sizes], size=8))
+    assert [[len(gradient) for gradient in piece] for piece in cut] == [[3, 4], [2], [9], [1, 1, 5]]
+    assert list(pieces([])) == []
+
+
 def test_one_process_cannot_shard():
     with pytest.raises(InputError, match=r"--shard needs several processes: .* torchrun"):
-        Processes().wrap(Policy(random_model("qwen2")), shard=True)
+        Processes().shard(Policy(random_model("qwen2")))
 
 
 def test_a_clusters_rank_alone_starts_no_group():
