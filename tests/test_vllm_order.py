@@ -11,6 +11,7 @@ from conftest import TASK, Words, random_model, small
 
 import train
 from support.errors import InputError, explained
+from support.learner import Learner
 from support.rehearsal import precision
 from support.run import Run
 from support.settings import Config
@@ -93,15 +94,6 @@ def test_on_a_gpu_the_engine_sleeps_during_the_update_and_wakes_in_the_sync(vllm
     assert events == [load, "forget"]
 
 
-def test_an_engine_that_need_not_sleep_stays_awake(vllm):
-    events = vllm("cuda").events
-    sampler = VLLMSampler(random_model("qwen2"), Words(), sleeps=False)
-    assert not sampler.llm.settings["enable_sleep_mode"]
-    events.clear()
-    sampler.sleep()
-    assert events == []
-
-
 def test_a_resumed_run_loads_its_checkpoint_while_the_engine_sleeps(vllm, tmp_path):
     engine = vllm("cuda")
     run = Run(small(sampler="vllm"))
@@ -126,6 +118,16 @@ def test_a_resumed_run_loads_its_checkpoint_while_the_engine_sleeps(vllm, tmp_pa
     assert engine.events == ["sleep 2", "wake weights", load, "forget", "wake kv_cache"]
 
 
+def test_moments_are_made_when_activations_have_given_back_their_memory(monkeypatch, tmp_path):
+    events, finish = [], Learner.finish_gradient
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty"))
+    monkeypatch.setattr(
+        Learner, "finish_gradient", lambda self: (finish(self), events.append("finished"))[0]
+    )
+    train.train(small(steps=2), tmp_path / "run")
+    assert events == ["empty", "finished", "finished"]  # AdamW's step comes next
+
+
 def test_on_a_gpu_vllm_computes_in_bfloat16_unless_told(monkeypatch):
     assert Config(sampler="vllm").dtype == Config().dtype == "float32"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -137,10 +139,11 @@ def test_on_a_gpu_vllm_computes_in_bfloat16_unless_told(monkeypatch):
     assert precision(told, "cpu") == precision(Config(), "cuda") == "float32"
 
 
-def test_on_a_cpu_the_engine_never_sleeps(vllm):
-    events = vllm("cpu").events
-    sampler = VLLMSampler(random_model("qwen2"), Words())
-    assert "enable_sleep_mode" not in sampler.llm.settings
+@pytest.mark.parametrize(("device", "sleeps"), [("cuda", False), ("cpu", True)])
+def test_an_engine_that_need_not_or_cannot_sleep_stays_awake(vllm, device, sleeps):
+    events = vllm(device).events
+    sampler = VLLMSampler(random_model("qwen2"), Words(), sleeps=sleeps)
+    assert not sampler.llm.settings.get("enable_sleep_mode")
     events.clear()
     sampler.sleep()
     assert events == []
@@ -164,42 +167,30 @@ def test_a_process_has_one_engine_at_a_time(vllm):
     assert VLLMSampler.running is second
 
 
-def test_a_failed_sync_ends_in_one_line_and_starts_no_second_engine(vllm):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("no.such.layer"), "vLLM could not take the weights (KeyError: 'no.such.layer')"),
+        (RuntimeError("CUDA Error: out of memory at cumem_allocator.cpp:139"), "out of memory (CU"),
+    ],
+    ids=["fault", "memory"],
+)
+def test_a_failed_sync_ends_in_one_line_and_starts_no_second_engine(vllm, error, said):
     """On a GPU the memory of the first would not be free."""
-    engine, model = vllm("cuda"), random_model("qwen2")
-    sampler = VLLMSampler(model, Words())
+    engine = vllm("cuda")
+    sampler = VLLMSampler(model := random_model("qwen2"), Words())
 
     def failing(method, kwargs):
-        raise ValueError("no such\nlayer")
+        raise error
 
     sampler.llm.collective_rpc = failing
     sampler.sleep()
     engine.events.clear()
-    with pytest.raises(InputError, match=r"could not take the weights \(ValueError: no such layer"):
+    with pytest.raises((InputError, RuntimeError)) as caught:
         sampler.sync(model)
-    assert engine.events == ["wake weights"]
-    # Memory that sleeps is unmapped, and closing would unmap it again.
-    sampler.close()
+    assert explained(caught.value)[0].startswith(said)
+    sampler.close()  # memory that sleeps is unmapped, and closing would unmap it again
     assert engine.events == ["wake weights", "wake all", "end"]
-
-
-@pytest.mark.parametrize("at", ["wake_up", "collective_rpc"])
-def test_running_out_of_memory_in_a_sync_is_called_that(vllm, at):
-    vllm("cuda")
-    model = random_model("qwen2")
-    sampler = VLLMSampler(model, Words())
-    sampler.sleep()
-
-    def failing(*_, **__):
-        raise RuntimeError("CUDA Error: out of memory at cumem_allocator.cpp:139")
-
-    wakes = sampler.llm.wake_up
-    setattr(sampler.llm, at, failing)
-    with pytest.raises(RuntimeError) as caught:
-        sampler.sync(model)
-    line, code = explained(caught.value)
-    assert line.startswith("out of memory (CUDA Error") and code == 1
-    sampler.llm.wake_up = wakes  # else this engine could not be closed
 
 
 def test_the_engines_folder_has_the_name_of_its_content(vllm):
