@@ -87,10 +87,7 @@ class Config:
         0.3, "share of the GPU that vLLM takes while it generates; raise if n is large"
     )
     dtype: str | None = option(
-        None,
-        "of computation; what is trained is always float32; default: float32, with vllm on a GPU "
-        "bfloat16",
-        ("float32", "bfloat16"),
+        None, "of computation; default: float32; vllm on a GPU: bfloat16", ("float32", "bfloat16")
     )
     reward_weights: tuple[float, float, float] = option(
         (1.0, 0.1, 0.1), "weights of accuracy, format and tag count; selection sees their sum"
