@@ -29,9 +29,10 @@ KNOWN = (
         2,
     ),
     (
-        "OutOfMemoryError|allocate memory",  # on a CPU it has no class of its own
+        # Neither on a CPU nor in vLLM's allocator has it a class of its own.
+        "OutOfMemoryError|allocate memory|CUDA Error: out of memory",
         "out of memory ({reason}): in the update lower --micro-batch (a resumed run may, too) or "
-        "--m, in generation --n or --max-new-tokens",
+        "--m, in generation --n, --max-new-tokens or, for vLLM, --gpu-memory-utilization",
         1,
     ),
     (

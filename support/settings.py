@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
+import torch
+
 from grpo import LOSS_TYPES
 from pods import RULES
 from rewards import DEFAULT_WEIGHTS
@@ -29,6 +31,7 @@ from support.vllm import LOWEST_TEMPERATURE
 REWARD_PARTS = tuple(DEFAULT_WEIGHTS)
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")  # and the packages that they need
 DEFAULT_STEPS = 200
+LOWEST_TEMPERATURE = 0.01  # of vLLM: below it, vLLM samples at this one and says nothing
 # What a resumed run may change: how long, in how much memory, and what is kept of it.
 CHANGEABLE = (
     "steps",
@@ -85,8 +88,8 @@ class Config:
     gpu_memory_utilization: float = option(
         0.3, "share of the GPU that vLLM takes while it generates; raise if n is large"
     )
-    dtype: str = option(
-        "float32", "of computation; what is trained is always float32", ("float32", "bfloat16")
+    dtype: str | None = option(
+        None, "of computation; default: float32; vllm on a GPU: bfloat16", ("float32", "bfloat16")
     )
     reward_weights: tuple[float, float, float] = option(
         (1.0, 0.1, 0.1), "weights of accuracy, format and tag count; selection sees their sum"
@@ -158,6 +161,9 @@ class Config:
     def __post_init__(self) -> None:
         if self.steps is None and self.minutes is None:
             self.steps = DEFAULT_STEPS
+        if self.dtype is None:  # vLLM's attention on a GPU has no true float32
+            on_gpu = self.sampler == "vllm" and torch.cuda.is_available()
+            self.dtype = "bfloat16" if on_gpu else "float32"
         if isinstance(self.eval_task, str):
             self.eval_task = (self.eval_task,)
         check(self)
