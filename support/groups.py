@@ -1,6 +1,6 @@
 """What a run logs of whole groups: every reward and what was kept, and a few texts to read.
 
-    groups, texts = logged(run.processes, step, problems, rollouts, parts, keep, advantages)
+    logs = logged(run.processes, step, problems, rollouts, parts, keep, advantages)
 
 A row of groups.jsonl is one prompt of one step:
 
@@ -39,7 +39,7 @@ def logged(
     parts: Mapping[str, Sequence[float]],
     keep: torch.Tensor,
     advantages: torch.Tensor,
-) -> tuple[list[dict], list[dict]]:
+) -> dict[str, list[dict]]:
     """The step's rows of groups.jsonl and of rollouts.jsonl, of all processes.
 
     Args:
@@ -65,7 +65,8 @@ def logged(
     shares = processes.gather((groups, texts))
     groups, texts = ([row for share in shares for row in share[kind]] for kind in (0, 1))
     # Decided by the step and its texts alone, so that a resumed run decides as the first one did.
-    return groups, texts if step % steps_between(step, texts) == 0 else []
+    due = step % steps_between(step, texts) == 0
+    return {"groups": groups, "rollouts": texts if due else []}
 
 
 def telling(rewards: Sequence[float], kept: Sequence[int]) -> list[int]:

@@ -44,7 +44,6 @@ class Run:
         eval_data, train_data: `Data`, the former by the name of its task.
         max_new_tokens: T, the longest completion.
         opens_think: whether the prompts end in an open <think>.
-        completions: what this process wrote in the last evaluation, see support/evaluation.py.
         seconds: of this step's phases, see `clock`.
 
     Raises:
@@ -71,7 +70,6 @@ class Run:
             self.learner = Learner(self.model, config, self.processes, seed)
             self.model = self.learner.model
         self.sampler = self._sampler(longest_prompt + self.max_new_tokens)
-        self.completions: list[dict] = []
         self.start_step()
 
     def _load_data(self, train: bool) -> int:

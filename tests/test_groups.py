@@ -35,7 +35,7 @@ class Second:
         return [thing, thing]
 
 
-def one_step(step: int = 3) -> tuple[list[dict], list[dict]]:
+def one_step(step: int = 3) -> dict[str, list[dict]]:
     """What is logged by two processes, each of which has two groups of four rollouts."""
     completions = [[1, 0], [2], [3, 3, 0], [4, 0], [5, 0], [6, 0], [7, 0], [8, 0]]
     log_probs = [[0.0] * len(tokens) for tokens in completions]
@@ -48,7 +48,7 @@ def one_step(step: int = 3) -> tuple[list[dict], list[dict]]:
 
 
 def test_a_group_is_logged_with_all_rewards_and_the_kept_ones_advantages():
-    rows, _ = one_step()
+    rows = one_step()["groups"]
     assert rows[0] == {
         "step": 3, "group": 2, "prompt": "1+1=", "answer": "2",
         "rewards": [0, 1.5, 0.1235, 1.5], "parts": {"mine": [0, 1, 0.1235, 1]},
@@ -60,7 +60,7 @@ def test_a_group_is_logged_with_all_rewards_and_the_kept_ones_advantages():
 
 
 def test_a_text_is_logged_with_its_parts_and_whether_it_was_kept():
-    _, texts = one_step()
+    texts = one_step()["rollouts"]
     assert [(row["group"], row["index"], row["kept"]) for row in texts[:4]] == [
         (2, 1, True), (2, 0, True), (2, 3, False), (2, 2, False),
     ]  # fmt: skip
@@ -78,7 +78,7 @@ def test_a_long_run_writes_its_texts_ever_more_rarely(monkeypatch):
     bytes_of_all = sum(99 * 1020 / every for every in written.values())
     assert bytes_of_all < 4 * groups.TEXT_BYTES
     monkeypatch.setattr(groups, "TEXT_BYTES", 100)
-    assert one_step(step=3)[1] == [] and one_step(step=3)[0]
+    assert one_step()["rollouts"] == [] and one_step()["groups"]
 
 
 def test_a_run_logs_the_groups_that_it_trained_on(finished):

@@ -254,12 +254,12 @@ def adapter_goes_on(out: Path, task: str) -> dict:
 
     run, gaps = run_of(task, **settings), []
     folder = Folder(out, run)
-    folder.create()
-    folder.write_settings()
+    progress = folder.create()
+    folder.begin(progress)
     for step in (1, 2, 3):
         row, _ = train.train_step(run, step)
         gaps.append(row["logprob_gap"]["mean"])
-        folder.log(row | {"step": step, "time": float(step)})
+        folder.log(progress, row | {"step": step, "time": float(step)})
     folder.save(Progress(3, 3.0))
     saved = weights(run)
     train.train_step(run, 4)
