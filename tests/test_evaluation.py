@@ -1,4 +1,4 @@
-"""Evaluation against a loop over completions; examples, summary and curves of known rows."""
+"""Evaluation against a loop over completions; summary and curves of known rows."""
 
 import dataclasses
 import itertools
@@ -149,16 +149,6 @@ def test_the_rows_of_all_processes_are_in_the_order_of_problems():
 
 
 # ---- what a run shows of itself ------------------------------------------------------------------
-
-
-def test_examples_are_kept_ones_and_ones_that_were_not():
-    _, shown = train.train_step(Run(small()), 1)
-    assert [row["kept"] for row in shown] == [True, True, False, False]
-    assert len({row["prompt"] for row in shown}) == 1
-    for row in shown:
-        assert row["finished"] in (True, False) and row["step"] == 1
-    _, shown = train.train_step(Run(small(m=8)), 1)
-    assert [row["kept"] for row in shown] == [True, True]  # nothing else is there
 
 
 def a_row(step: int, **changes) -> dict:

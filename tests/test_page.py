@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from browser import CHROMIUM, Browser
+from conftest import ROOT
 
 from grpo import group_advantages
 from pods import RULES
@@ -178,6 +179,13 @@ def test_the_template_is_small_and_makes_no_html():
     text = TEMPLATE.read_text()
     assert len(text) <= 45_000 and text.isascii()
     assert not [word for word in ("HTML(", "innerHTML", "eval(", "document.write") if word in text]
+
+
+def test_the_page_in_docs_is_of_this_template():
+    stored = (ROOT / "docs" / "explore.html").read_text()
+    around = TEMPLATE.read_text().partition("__POLICY__")[2].split("__DATA__")
+    assert all(part in stored for part in around)
+    assert len(stored) < 1_500_000
 
 
 # ---- in a browser --------------------------------------------------------------------------------
