@@ -45,8 +45,9 @@ from pods import down_sample
 from rewards import score
 from rollouts import Rollouts
 from support.errors import InputError, explained
-from support.evaluation import evaluate, examples, held_out, not_finite, report, save_completions
+from support.evaluation import evaluate, held_out, not_finite, report, save_completions
 from support.files import new_folder, shell, write_atomically
+from support.groups import logged
 from support.learner import Learner, MicroBatch
 from support.plan import dry_run
 from support.presets import machine_for
@@ -89,13 +90,13 @@ def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
 
         while not progress.is_over(config) and not stop.asked():
             progress.step += 1
-            stats, rollouts = train_step(run, progress.step)
+            stats, logs = train_step(run, progress.step)
             progress.time += sum(stats["seconds"].values())
             row = {"step": progress.step, "time": progress.time} | stats
             due = config.eval_every and progress.step % config.eval_every == 0
             if due or progress.is_over(config):
                 row |= held_out(run, row, folder.path)
-            folder.log(progress, row, rollouts=rollouts)
+            folder.log(progress, row, **logs)
             rehearsal.after(progress.step, row)
             bar.set_postfix(reward=f"{row['reward']:.3f}", accuracy=f"{row['accuracy']:.3f}")
             bar.update()
@@ -125,11 +126,12 @@ def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
     return progress.rows
 
 
-def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
+def train_step(run: Run, step: int) -> tuple[dict, dict[str, list[dict]]]:
     """One step of the paper's algorithm: generate, score, select, update.
 
     Returns:
-        The step's row of metrics.jsonl, the same in all processes, and a few rollouts to read.
+        The step's row of metrics.jsonl and its rows of the other logs, by name: the same in all
+        processes.
     """
     config, weights = run.config, dict(zip(REWARD_PARTS, run.config.reward_weights))
     P, n, m = config.prompts_per_step, config.n, config.m
@@ -167,7 +169,8 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         run.sampler.sync(run.model)
 
     stats |= numbers(rollouts, parts, rewards, keep, advantages) | {"seconds": run.seconds}
-    return combined(run.processes.gather(stats)), examples(step, problems, rollouts, parts, keep)
+    logs = logged(run.processes, step, problems, rollouts, parts, keep, advantages)
+    return combined(run.processes.gather(stats)), logs
 
 
 def update(

@@ -4,7 +4,6 @@ numbers, rows = evaluate(run)           # of every task: accuracy, pass@k, form,
 print(save_completions(run, rows, out)) # evaluation.jsonl; three of its lines to read
 row |= held_out(run, row, out)          # that, as the loop does it
 print(report(run, rows, out))           # at the end of a run: curves.png, the summary
-rows = examples(step, problems, rollouts, parts, keep)      # a few rollouts to read
 """
 
 import math
@@ -16,10 +15,8 @@ import torch
 from tqdm import tqdm
 
 from rewards import extract_answer, score
-from rollouts import Rollouts
 from support.files import json_line, write_atomically, writing
 from support.run import PHASES, Data, Run, derived_seed
-from support.tasks import Problem
 
 
 def evaluation(run: Run) -> dict[str, dict[str, float]]:
@@ -160,26 +157,6 @@ def report(run: Run, rows: Sequence[dict], folder: Path) -> str:
     return summary(rows, folder)
 
 
-def examples(
-    step: int,
-    problems: Sequence[Problem],
-    rollouts: Rollouts,
-    parts: dict,
-    keep: torch.Tensor,
-) -> list[dict]:
-    """A few rollouts of the step's first prompt, to read: kept ones, and ones that were not."""
-    n = rollouts.mask.shape[1]
-    kept = set(keep[0].tolist())
-    shown = sorted(kept)[:1] + sorted(kept)[-1:] + [i for i in range(n) if i not in kept][:2]
-    return [
-        {"step": step, "prompt": problems[0].prompt, "answer": problems[0].answer}
-        | {"completion": rollouts.texts[0][i], "finished": bool(rollouts.finished[0, i])}
-        | {name: values[i] for name, values in parts.items()}
-        | {"kept": i in kept}
-        for i in shown
-    ]
-
-
 def not_finite(row: dict) -> bool:
     """Whether a step's gradient was not finite, which metrics.jsonl holds as null."""
     return row["grad_norm"] is None or not math.isfinite(row["grad_norm"])
@@ -214,8 +191,9 @@ def summary(rows: Sequence[dict], out: Path) -> str:
     skipped = sum(map(not_finite, steps))
     if skipped:
         lines.append(f"steps without an update, because the gradient was not finite: {skipped}")
-    names = "metrics.jsonl", "rollouts.jsonl", "evaluation.jsonl", "curves.png", "model/"
-    lines.append(f"{out}: {', '.join(n for n in (*names, 'checkpoint/') if (out / n).exists())}")
+    names = "metrics.jsonl", "groups.jsonl", "rollouts.jsonl", "evaluation.jsonl", "curves.png"
+    names += "view.html", "model/", "checkpoint/"
+    lines.append(f"{out}: {', '.join(name for name in names if (out / name).exists())}")
     return "\n".join(lines)
 
 

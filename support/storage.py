@@ -4,7 +4,7 @@
     progress = folder.create()          # a new run; or
     progress = folder.go_back()         # an interrupted one, back at its newest checkpoint
     folder.begin(progress)              # the tracker, config.json
-    folder.log(progress, row, rollouts=some)    # metrics.jsonl, rollouts.jsonl, the tracker
+    folder.log(progress, row, **logs)   # metrics.jsonl, groups.jsonl, ..., the tracker
     folder.save(progress)               # checkpoint/step_000020.pt; the one before it stays
     folder.finish(progress)             # that, and model/ (and merged/) for from_pretrained
 
@@ -37,6 +37,7 @@ from support.files import (
     save_model,
     write_atomically,
 )
+from support.page import write_page
 from support.run import Run
 from support.settings import Config
 from support.weights import gathered, set_state, state_of
@@ -46,7 +47,7 @@ try:
 except ImportError:
     fcntl = None
 
-LOGS = ("metrics", "rollouts")  # NAME.jsonl: rows that have a step
+LOGS = ("metrics", "groups", "rollouts")  # NAME.jsonl: rows that have a step
 
 
 @dataclass
@@ -198,10 +199,11 @@ class Folder:
         self.processes.on_first(write)
 
     def save(self, progress: Progress) -> None:
-        """Write a checkpoint; the one before it stays, as a reserve."""
+        """Write a checkpoint, and the page so far; the checkpoint before stays, as a reserve."""
         state = {"step": progress.step, "time": progress.time, "processes": self.processes.count}
         state |= {"data": self.run.data_digests()} | state_of(self.run.learner)
         self.processes.on_first(partial(save_checkpoint, state, self.path / "checkpoint"))
+        self.processes.on_first(partial(write_page, self.path))
 
     # -- the end
 

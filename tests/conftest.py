@@ -219,7 +219,7 @@ def weights_of(out: Path) -> dict[str, torch.Tensor]:
 def assert_same_run(out: Path, expected: Path) -> None:
     """Numbers, what was written and weights are equal to the bit."""
     assert without_times(out) == without_times(expected)
-    for name in ("rollouts.jsonl", "evaluation.jsonl"):
+    for name in ("groups.jsonl", "rollouts.jsonl", "evaluation.jsonl"):
         assert (out / name).read_text() == (expected / name).read_text()
     assert_equal(weights_of(out), weights_of(expected))
 

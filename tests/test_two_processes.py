@@ -267,7 +267,9 @@ def test_one_process_writes(whole_run):
     assert [row["step"] for row in rows] == list(range(41))
     assert {row["groups"] for row in rows[1:]} == {2}  # of both together
     assert rows[-1]["eval"][TASK]["problems"] == 17
-    assert len((out / "rollouts.jsonl").read_text().splitlines()) == 40 * 4
+    assert (
+        len((out / "rollouts.jsonl").read_text().splitlines()) == 40 * 2 * 4
+    )  # four texts of a group
     state, saved = load_checkpoint(out / "checkpoint"), load_model(str(out / "model"))[0]
     assert state["processes"] == 2
     weights = dict(saved.named_parameters())
