@@ -49,7 +49,7 @@ def split_list(text: str) -> tuple[str, list[str]]:
         inside = split(re.sub(r"^\\?\{|\\?\}$", "", text))
         if len(inside) > 1 or (inside and text[0] == "\\"):
             kind, items = r"\{\}", inside
-    elif len(items) == 1 and text[0] in "([" and text[-1] in ")]" and r"\pm" not in text:
+    elif len(items) == 1 and text[:1] in ("(", "[") and text[-1] in ")]" and r"\pm" not in text:
         inside = split(text[1:-1])
         if len(inside) > 1:
             return text[0] + text[-1], inside
