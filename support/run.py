@@ -44,7 +44,6 @@ class Run:
         eval_data, train_data: `Data`, the former by the name of its task.
         max_new_tokens: T, the longest completion.
         opens_think: whether the prompts end in an open <think>.
-        completions: what this process wrote in the last evaluation, see support/evaluation.py.
         seconds: of this step's phases, see `clock`.
 
     Raises:
@@ -71,7 +70,6 @@ class Run:
             self.learner = Learner(self.model, config, self.processes, seed)
             self.model = self.learner.model
         self.sampler = self._sampler(longest_prompt + self.max_new_tokens)
-        self.completions: list[dict] = []
         self.start_step()
 
     def _load_data(self, train: bool) -> int:
@@ -136,7 +134,7 @@ class Run:
         config, N = self.config, self.processes.count
         weights = (weight for weight in self.model.parameters() if weight.requires_grad)
         trained = sum(weight.numel() for weight in weights)
-        kind = "FSDP" if config.shard else "DDP"
+        kind = "weights spread over them" if config.shard else "each with all weights"
         return (
             f"model {config.model}: {self.parameters:,} parameters on {self.model.device}, "
             f"{trained:,} trained, {torch.get_num_threads()} CPU thread(s)\n"

@@ -14,8 +14,11 @@ import json
 import math
 import shlex
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
+
+import torch
 
 from grpo import LOSS_TYPES
 from pods import RULES
@@ -23,11 +26,11 @@ from rewards import DEFAULT_WEIGHTS
 from support.errors import InputError
 from support.presets import PRESETS
 from support.processes import RANK
-from support.trackers import TRACKERS
-from support.vllm import LOWEST_TEMPERATURE
 
 REWARD_PARTS = tuple(DEFAULT_WEIGHTS)
+TRACKERS = ("none", "tensorboard", "wandb", "trackio")  # and the packages that they need
 DEFAULT_STEPS = 200
+LOWEST_TEMPERATURE = 0.01  # of vLLM: below it, vLLM samples at this one and says nothing
 # What a resumed run may change: how long, in how much memory, and what is kept of it.
 CHANGEABLE = (
     "steps",
@@ -84,8 +87,8 @@ class Config:
     gpu_memory_utilization: float = option(
         0.3, "share of the GPU that vLLM takes while it generates; raise if n is large"
     )
-    dtype: str = option(
-        "float32", "of computation; what is trained is always float32", ("float32", "bfloat16")
+    dtype: str | None = option(
+        None, "of computation; default: float32; vllm on a GPU: bfloat16", ("float32", "bfloat16")
     )
     reward_weights: tuple[float, float, float] = option(
         (1.0, 0.1, 0.1), "weights of accuracy, format and tag count; selection sees their sum"
@@ -157,6 +160,9 @@ class Config:
     def __post_init__(self) -> None:
         if self.steps is None and self.minutes is None:
             self.steps = DEFAULT_STEPS
+        if self.dtype is None:  # vLLM's attention on a GPU has no true float32
+            on_gpu = self.sampler == "vllm" and torch.cuda.is_available()
+            self.dtype = "bfloat16" if on_gpu else "float32"
         if isinstance(self.eval_task, str):
             self.eval_task = (self.eval_task,)
         check(self)
@@ -195,6 +201,10 @@ def check(config: Config) -> None:
         raise InputError(f"--importance-cap {config.importance_cap}: must be 0 (off), or 1 or more")
     if config.merge and not config.lora_rank:
         raise InputError("--merge: there is nothing to merge without --lora-rank")
+    if config.tracker != "none" and find_spec(config.tracker) is None:
+        raise InputError(
+            f"--tracker {config.tracker} is not installed: pip install {config.tracker}"
+        )
     if not 0 <= config.adam_beta2 < 1:
         raise InputError(f"--adam-beta2 {config.adam_beta2}: must be in [0, 1)")
     names = [task_and_folder(spec)[0] for spec in config.eval_task]
