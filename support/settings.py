@@ -26,7 +26,6 @@ from rewards import DEFAULT_WEIGHTS
 from support.errors import InputError
 from support.presets import PRESETS
 from support.processes import RANK
-from support.vllm import LOWEST_TEMPERATURE
 
 REWARD_PARTS = tuple(DEFAULT_WEIGHTS)
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")  # and the packages that they need
