@@ -37,7 +37,7 @@ from grpo import group_advantages
 from logprobs import token_log_probs
 from rollouts import Rollouts
 from support.adapters import add_lora
-from support.arithmetic import sums
+from support.tasks import sums
 from support.run import Run
 from support.settings import Config, flag
 

@@ -11,7 +11,7 @@ from conftest import SMALL, metrics, small, write_sums
 
 import train
 from rewards import accuracy, format, tag_count
-from support.arithmetic import sums
+from support.tasks import sums
 from support.evaluation import (
     draw_curves,
     evaluate,
