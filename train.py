@@ -40,20 +40,17 @@ from pathlib import Path
 
 import torch
 import transformers
-from torch import nn
 from tqdm import tqdm
 
-from grpo import group_advantages, grpo_loss, importance_weights, loss_normalizer
-from logprobs import whole
+from grpo import group_advantages, grpo_loss, importance_weights
 from pods import down_sample
-from rewards import grader_stats, score
+from rewards import score
 from rollouts import Rollouts
 from support import trackers
-from support.batches import MicroBatch, micro_batches
 from support.errors import InputError, explained
 from support.evaluation import evaluation, examples, held_out, not_finite, report, save_completions
 from support.files import new_folder, shell, write_atomically
-from support.learner import Learner
+from support.learner import Learner, MicroBatch
 from support.plan import dry_run
 from support.presets import machine_for
 from support.processes import RANK, Largest, combined
@@ -157,8 +154,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     with run.clock("score"):
         completions = [text for group in rollouts.texts for text in group]
         answers = [problem.answer for problem in problems for _ in range(n)]
-        failures = grader_failures()
-        parts = score(completions, answers, weights, run.opens_think)
+        parts = score(completions, answers, weights, run.opens_think)  # lists of P*n
         rewards = torch.tensor(parts["total"], dtype=torch.float64).view(P, n)  # [P, n]
     with run.clock("select"):
         # Each group is decided by its own rewards alone: processes need not communicate for it.
@@ -168,12 +164,11 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         seen = torch.tensor(parts[config.select_by], dtype=torch.float64).view(P, n)  # [P, n]
         keep = down_sample(seen, m, config.rule, generator)  # [P, m]
         kept, kept_rewards = rollouts.select(keep), rewards.gather(-1, keep)  # [P, m]
-        scaled = config.scale == "std"
         if config.advantages == "kept":
             # Normalised once, on the kept rewards: the mean of all n is not their zero.
-            advantages = group_advantages(kept_rewards, scaled)  # [P, m]
+            advantages = group_advantages(kept_rewards, config.scale)  # [P, m]
         else:  # before the selection: the paper's appendix A.3, and CPPO
-            advantages = group_advantages(rewards, scaled).gather(-1, keep)  # [P, m]
+            advantages = group_advantages(rewards, config.scale).gather(-1, keep)  # [P, m]
     with run.clock("update"):
         run.sampler.sleep()  # the memory is the update's until the sync
         for group in run.learner.optimizer.param_groups:
@@ -182,26 +177,8 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     with run.clock("sync"):
         run.sampler.sync(run.model)
 
-    stats |= {
-        "reward": rewards.mean().item(),  # of all n: how good the policy is
-        "reward_kept": kept_rewards.mean().item(),  # of the kept m: pulled towards the middle
-        "reward_std": rewards.std(-1).mean().item(),
-        "accuracy": sum(parts["accuracy"]) / len(completions),
-        "pass_rates": torch.tensor(parts["accuracy"]).view(P, n).mean(-1).tolist(),  # [P]
-        "completion_length": rollouts.mask.sum(-1).double().mean().item(),
-        "truncated": 1 - rollouts.finished.double().mean().item(),
-        "groups": P,
-        "groups_without_signal": int((advantages == 0).all(-1).sum()),
-        "grader_failures": grader_failures() - failures,
-        "seconds": run.seconds,
-    }
+    stats |= numbers(rollouts, parts, rewards, keep, advantages) | {"seconds": run.seconds}
     return combined(run.processes.gather(stats)), examples(step, problems, rollouts, parts, keep)
-
-
-def grader_failures() -> int:
-    """Answers so far that the grader gave up on, too big or too slow: scored 0, perhaps right."""
-    stats = grader_stats()
-    return stats["failed"] + stats["refused"]
 
 
 def update(
@@ -209,85 +186,105 @@ def update(
 ) -> dict[str, object]:
     """One batch's optimiser steps (`epochs` of them) on the kept rollouts, in micro-batches.
 
-    With several processes each brings its own rollouts, and the gradient is that of all of them
-    together. What the engines average is each process's sum over *its* share of the tokens, so all
-    divide by the same number, the mean share. Gradients are sent once an optimiser step, with the
-    last micro-batch.
-
     Args:
-        learner: the policy, its optimizer, the reference, the processes, the settings.
+        learner: the policy, its optimizer, the reference, the settings.
         kept: m rollouts of each of P prompts.
         advantages: [P, m].
         max_new_tokens: the tokens a completion may have; used by the loss "dr_grpo" alone.
 
     Returns:
-        `loss` of the last epoch, `grad_norm` before clipping, `skipped` (there was nothing to learn
-        from, or a gradient was not finite and the rest left out), and `logprob_gap`, the `mean` and
-        `max` of |sampler's - trainer's log-prob| over the tokens that were computed (None if none
-        were): about 1e-6 in float32 and 1e-2 in bfloat16. More means that the sampler acts on other
-        weights, or at another temperature, than are trained.
+        `loss` and `entropy` of the last epoch, `grad_norm` before clipping, `skipped` (there was
+        nothing to learn from, or a gradient was not finite and the rest left out), and
+        `logprob_gap`, the `mean` and `max` of |sampler's - trainer's log-prob| over the tokens that
+        were computed (None if none were): about 1e-6 in float32 and 1e-2 in bfloat16. More means
+        that the sampler acts on other weights, or at another temperature, than are trained.
     """
-    config, processes = learner.config, learner.processes
-    batches, idle = micro_batches(kept, advantages, config)
-    counted = kept.mask  # [P, m, T]: groups without signal are part of the mean, though they are 0
-    if config.average_over == "signal":
-        counted = counted[(advantages != 0).any(-1)]
-    rows = counted.flatten(0, 1)
-    own = loss_normalizer(rows, config.loss_type, max_new_tokens) if len(rows) else 0.0
-    shares = processes.gather((own, len(batches)))
-    normalizer = sum(share for share, _ in shares) / len(shares)
-    # Where gradients are sent a process waits for all others, so all make equally many passes.
-    batches += (max(count for _, count in shares) - len(batches)) * [idle]
+    config = learner.config
+    stats = {"loss": 0.0, "grad_norm": 0.0, "skipped": True, "entropy": None}
+    stats["logprob_gap"] = {"mean": None, "max": None}
+    # Counted over the whole update first, so that the gradient is the same for any micro-batch.
+    batches, normalizer = learner.prepare(kept, advantages, max_new_tokens)
+    if not normalizer:
+        return stats
     # The ratio's denominator belongs to the policy that generated, fixed before the first step.
     # With a single step that is the policy of this very forward pass: no need to compute it twice.
     if config.epochs > 1:
         with torch.no_grad():
             for batch in batches:
                 batch.old = batch.log_probs(learner.policy, config.temperature)
-
-    def loss_and_gap(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The micro-batch's part of the loss, and |sampler's - trainer's log-prob| [tokens]."""
-        current = batch.log_probs(learner.policy, config.temperature)  # [b, T]
-        old = current.detach() if batch.old is None else batch.old
-        reference = importance = None
-        if config.beta > 0:
-            with torch.no_grad(), learner.reference() as policy:
-                reference = batch.log_probs(policy, config.temperature)
-        if cap := importance_cap(config):
-            importance = importance_weights(old, batch.sampled, batch.mask, cap)
-        loss = grpo_loss(
-            current,
-            old,
-            batch.advantages,
-            batch.mask,
-            loss_type=config.loss_type,
-            normalizer=normalizer,
-            clip=config.clip,
-            beta=config.beta,
-            ref_log_probs=reference,
-            importance=importance,
-        )
-        return loss, (old - batch.sampled).abs()[batch.mask]
-
-    stats = {"loss": 0.0, "grad_norm": 0.0, "skipped": not batches}
-    stats["logprob_gap"] = {"mean": None, "max": None}
-    for _ in range(config.epochs if batches else 0):
+    for _ in range(config.epochs):
         learner.optimizer.zero_grad()
-        loss_sum, gaps = 0.0, []
-        for i, batch in enumerate(batches, start=1):
-            with processes.gradients_sent(learner.policy, last=i == len(batches)):
-                loss, gap = loss_and_gap(batch)
-                loss.backward()
+        loss_sum, gaps, entropies = 0.0, [], []
+        for batch in batches:
+            loss, gap, entropy = loss_of(batch, learner, normalizer)
+            loss.backward()
             loss_sum += loss.item()
             gaps.append(gap)
-        norm = nn.utils.clip_grad_norm_(learner.policy.parameters(), config.max_grad_norm)
-        stats |= {"loss": loss_sum, "grad_norm": whole(norm).item()}
-        if len(gap := torch.cat(gaps)):
+            entropies.append(entropy)
+        norm = learner.finish_gradient()
+        stats |= {"loss": loss_sum, "grad_norm": norm}
+        if gaps and len(gap := torch.cat(gaps)):
             stats["logprob_gap"] = {"mean": gap.mean().item(), "max": Largest(gap.max())}
-        if not math.isfinite(stats["grad_norm"]):  # one step along it would leave no weight finite
-            return stats | {"skipped": True}
+            stats["entropy"] = torch.cat(entropies).mean().item()
+        if not math.isfinite(norm):  # one step along it would leave no weight finite
+            return stats
         learner.optimizer.step()
-    return stats
+    return stats | {"skipped": False}
+
+
+def loss_of(
+    batch: MicroBatch, learner: Learner, normalizer: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A micro-batch's part of the loss; |sampler's - trainer's log-prob| and entropy [tokens]."""
+    config, mask = learner.config, batch.mask
+    current, entropy = batch.log_probs(learner.policy, config.temperature, entropy=True)  # [b, T]
+    old = current.detach() if batch.old is None else batch.old
+    reference = importance = None
+    if config.beta > 0:
+        with torch.no_grad(), learner.reference() as policy:
+            reference = batch.log_probs(policy, config.temperature)
+    if cap := importance_cap(config):
+        importance = importance_weights(old, batch.sampled, mask, cap)
+    loss = grpo_loss(
+        current,
+        old,
+        batch.advantages,
+        mask,
+        loss_type=config.loss_type,
+        normalizer=normalizer,
+        clip=config.clip,
+        beta=config.beta,
+        ref_log_probs=reference,
+        importance=importance,
+    )
+    return loss, (old - batch.sampled).abs()[mask], entropy[mask]
+
+
+def numbers(
+    rollouts: Rollouts,
+    parts: dict[str, list[float]],
+    rewards: torch.Tensor,
+    keep: torch.Tensor,
+    advantages: torch.Tensor,
+) -> dict[str, object]:
+    """What metrics.jsonl says of a step's rollouts.
+
+    Args:
+        rollouts, parts: n of each of P prompts, and the P*n parts of their rewards.
+        rewards, keep, advantages: [P, n], [P, m], [P, m].
+    """
+    right = torch.tensor(parts["accuracy"]).view(rewards.shape)  # [P, n]
+    return {
+        "reward": rewards.mean().item(),  # of all n: how good the policy is
+        "reward_kept": rewards.gather(-1, keep).mean().item(),  # pulled towards the middle
+        "reward_std": rewards.std(-1).mean().item(),
+        "accuracy": sum(parts["accuracy"]) / rewards.numel(),
+        "pass_rates": right.mean(-1).tolist(),  # [P]
+        "completion_length": rollouts.mask.sum(-1).double().mean().item(),
+        "truncated": 1 - rollouts.finished.double().mean().item(),
+        "groups": len(rewards),
+        "groups_without_signal": int((advantages == 0).all(-1).sum()),
+    }
 
 
 # ---- the command line ----------------------------------------------------------------------------
