@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from rewards import extract_answer, score
+from rewards import extract_answer
 from rollouts import Rollouts
+from support.data import Data, derived_seed
 from support.files import json_line, write_atomically
-from support.run import PHASES, Data, Run, derived_seed
+from support.run import PHASES, Run
 from support.settings import REWARD_PARTS
 from support.tasks import Problem
 
@@ -78,18 +79,17 @@ def evaluate(run: Run, data: Data) -> tuple[dict[str, float], list[dict]]:
         )  # [P, k, T]
         completions = [text for group in rollouts.texts for text in group]
         asked = [(i, problems[i]) for i in range(len(problems))[chunk] for _ in range(k)]
-        answers = [problem.answer for _, problem in asked]
-        scores = score(completions, answers, opens_think=run.opens_think)
+        scores = run.score([problem for _, problem in asked], completions)
         finished = rollouts.finished.flatten().tolist()
         lengths = rollouts.mask.sum(-1).flatten().tolist()
         rows += [
             {"problem": number, "prompt": problem.prompt, "answer": problem.answer}
             | {"completion": completions[i], "finished": finished[i], "length": lengths[i]}
-            | {name: scores[name][i] for name in REWARD_PARTS}
+            | {name: scores[name][i] for name in config.reward_parts()}
             for i, (number, problem) in enumerate(asked)
         ]
     # One list for all processes; the k samples of a problem stay together. The texts stay at home.
-    names = (*REWARD_PARTS, "finished", "length")
+    names = (*config.reward_parts(), "finished", "length")
     shares = run.processes.gather({name: [row[name] for row in rows] for name in names})
     parts = {name: [value for share in shares for value in share[name]] for name in names}
     count = len(parts["length"])
@@ -103,6 +103,7 @@ def evaluate(run: Run, data: Data) -> tuple[dict[str, float], list[dict]]:
             result[f"pass@{tries}"] = sum(pass_at_k(k, c, tries) for c in right) / len(right)
     result |= {
         "format": sum(parts["format"]) / count,
+        **{name: sum(parts[name]) / count for name in config.reward_parts()[len(REWARD_PARTS) :]},
         "truncated": 1 - sum(parts["finished"]) / count,
         "completion_length": sum(parts["length"]) / count,
         "problems": len(problems),

@@ -120,7 +120,7 @@ class Folder:
             print("other prompts and rollouts than it would have seen")
         for name, digest in self.run.data_digests().items():
             if (found["data"] or {}).get(name, digest) != digest:  # older checkpoints have none
-                say(f"--resume: prompts or answers ({name}) are others than when the run began")
+                say(f"--resume: prompts, answers or code ({name}) have changed since the run began")
         if found["weights"]:
             self._set_state(state or {}, found["moments"])
         self.run.sampler.sync(self.run.model)

@@ -17,7 +17,6 @@ from support.processes import Processes
 
 PROJECT = "pods"
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
-TRACKERS = ("none", *PACKAGES)
 
 
 def check(name: str) -> None:

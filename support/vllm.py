@@ -27,8 +27,8 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from rollouts import Rollouts, check_request, eos_token_ids, max_positions, pack
 from support.adapters import merged_weights
+from support.settings import LOWEST_TEMPERATURE
 
-LOWEST_TEMPERATURE = 0.01  # below it, vLLM samples at this one and says nothing
 CPU_SETTINGS = {  # of vLLM, where there is no GPU
     "enforce_eager": True,
     "kv_cache_memory_bytes": 2**30,  # what needs more waits its turn

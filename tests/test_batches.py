@@ -3,9 +3,9 @@
 import pytest
 import torch
 from conftest import random_model, small
+from support.batches import in_order, micro_batches
 
 from rollouts import Rollouts
-from support.batches import in_order, micro_batches
 
 LENGTHS = [[2, 5, 0, 3], [7, 1, 4, 4]]
 ADVANTAGES = torch.tensor([[1.0, 0.0, -0.5, 0.5], [0.0, 0.0, 2.0, -2.0]])

@@ -11,7 +11,6 @@ from conftest import SMALL, metrics, small, write_sums
 
 import train
 from rewards import accuracy, format, tag_count
-from support.tasks import sums
 from support.evaluation import (
     draw_curves,
     evaluate,
@@ -23,6 +22,7 @@ from support.evaluation import (
 )
 from support.processes import Processes
 from support.run import Run, derived_seed
+from support.tasks import sums
 
 
 def test_pass_at_k_equals_all_draws():

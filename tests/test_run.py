@@ -7,10 +7,10 @@ import pytest
 import torch
 from conftest import SMALL, small, write_sums
 
-from support.tasks import sums
 from support.errors import InputError
 from support.run import PHASES, Run, derived_seed, epoch_order
 from support.settings import Config
+from support.tasks import sums
 
 # ---- prompts -------------------------------------------------------------------------------------
 
