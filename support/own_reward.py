@@ -53,8 +53,8 @@ class OwnReward:
             raise InputError(f"--reward {self.spec} fails{where}: {said(error)}") from error
         values = values.tolist() if hasattr(values, "tolist") else values  # an array or a tensor
         if not isinstance(values, list | tuple) or len(values) != len(completions):
-            gives = f"--reward {self.spec} gives {said(values)}"
-            raise InputError(f"{gives} for {len(completions)} completions: need a list of so many")
+            gives, count = f"--reward {self.spec} gives {said(values)}", len(completions)
+            raise InputError(f"{gives} for {count} completions: need a list of {count} numbers")
         for i, value in enumerate(values, start=1):
             if not (isinstance(value, Real) and abs(value) < 1e100):  # nor is NaN below it
                 gives = f"--reward {self.spec} gives {said(value)}"
