@@ -93,7 +93,7 @@ def test_its_part_is_logged_evaluated_and_may_be_what_the_rule_sees(mine, tmp_pa
         ("[float('nan') if text else 0 for text in completions]", "gives nan for completion 2"),
         (
             "[10**400 for text in completions]",
-            "gives 1000.* for completion 1: need a finite number",
+            "gives 1000.* for completion 1: need a finite",
         ),
         ("[1.0]", r"gives 1 values \[1.0\] for 2 completions"),
         ("None", "gives None for 2 completions"),
