@@ -274,4 +274,4 @@ def as_flags(config: Config) -> str:
         if len(lines[-1]) + len(words) > 99:
             lines.append("")
         lines[-1] += f" {words}"
-    return "\n".join(f" {line}" for line in lines)
+    return "\n".join(f" {line}" for line in lines if line)

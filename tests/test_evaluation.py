@@ -1,6 +1,5 @@
 """Evaluation against a loop over completions; examples, summary and curves of known rows."""
 
-import dataclasses
 import itertools
 import math
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from support.evaluation import (
 )
 from support.processes import Processes
 from support.run import Run, derived_seed
-from support.tasks import sums
+from support.tasks import Problem, sums
 
 
 def test_pass_at_k_equals_all_draws():
@@ -60,7 +59,7 @@ def test_evaluation_numbers_are_those_of_a_loop_over_completions():
     assert [row["length"] for row in rows] == lengths.flatten().tolist()
     assert [row["finished"] for row in rows] == rollouts.finished.flatten().tolist()
     for i, row in enumerate(rows):
-        assert (row["prompt"], row["answer"]) == dataclasses.astuple(data.problems[i // 8])
+        assert Problem(row["prompt"], row["answer"]) == data.problems[i // 8]
         for name, function in (("format", format), ("tag_count", tag_count)):
             assert row[name] == function(row["completion"])
         assert row["accuracy"] == accuracy(row["completion"], row["answer"])
