@@ -27,17 +27,18 @@ Legend: P prompts, n rollouts a prompt, m kept. An arm is one setting of train.p
 """
 
 import signal
+import sys
+from pathlib import Path
 
-if __name__ == "__main__":  # Ctrl-C during the seconds of imports: no pages of traceback
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # in the seconds of imports: no pages of traceback
+    sys.path.insert(0, str(Path(__file__).parent))  # which PYTHONSAFEPATH leaves out
 
 import argparse
 import math
 import os
 import shlex
-import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import torch

@@ -6,11 +6,15 @@
 Legend: B sequences, L prompt and T completion tokens, Q distinct prompts, V vocabulary.
 """
 
+import inspect
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache
+from transformers.cache_utils import Cache
 
 # How many float32 logits are held at once: 128 MB, 220 tokens of Qwen2.5's vocabulary of 151,936.
 LOGITS_PER_CHUNK = 2**25
@@ -79,6 +83,15 @@ def read(model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor
     return model.get_decoder()(**inputs, position_ids=position_ids, **cache)
 
 
+def with_cache(model: nn.Module, cache: Cache) -> dict[str, object]:
+    """The arguments of a forward pass that reads and fills a cache of keys and values.
+
+    transformers called it `past_key_values`, and takes no other name than `cache` from 5.40 on.
+    """
+    named = inspect.signature(model.get_decoder().forward).parameters
+    return {"cache" if "cache" in named else "past_key_values": cache, "use_cache": True}
+
+
 def whole_rows(
     model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, T: int
 ) -> torch.Tensor:
@@ -105,12 +118,12 @@ def shared_prompts(
     the last token, EOS or not, is predicted like any other although nobody reads it.
     """
     L = prompts.shape[1]
-    prompt = read(model, prompts.clamp(min=0), prompts >= 0, use_cache=True)
-    cache = prompt.past_key_values
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    prompt = read(model, prompts.clamp(min=0), prompts >= 0, **with_cache(model, cache))
     cache.batch_select_indices(row)  # each layer's keys [Q, heads, L, width] -> [B, ...]
     end = L + max(T - 1, 1)  # two passes even for one token: FSDP's other processes make two
     mask = attention_mask[:, :end]
-    completion = read(model, input_ids[:, L:end], mask, past_key_values=cache, use_cache=True)
+    completion = read(model, input_ids[:, L:end], mask, **with_cache(model, cache))
     first, others = prompt.last_hidden_state[row, -1:], completion.last_hidden_state[:, : T - 1]
     return torch.cat([first, others], dim=1)  # [B, T, hidden]
 

@@ -25,18 +25,16 @@ one); and everything that an option nobody used would add.
 """
 
 import signal
+import sys
+from pathlib import Path
 
-if __name__ == "__main__":  # Ctrl-C during the seconds of imports: no pages of traceback
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # in the seconds of imports: no pages of traceback
+    sys.path.insert(0, str(Path(__file__).parent))  # which PYTHONSAFEPATH leaves out
 
 import json
 import math
-import os
-import sys
-from collections.abc import Sequence
-from contextlib import redirect_stdout
 from functools import partial
-from pathlib import Path
 
 import torch
 import transformers
@@ -45,9 +43,8 @@ from tqdm import tqdm
 from grpo import group_advantages, grpo_loss, importance_weights
 from pods import down_sample
 from rollouts import Rollouts
-from support import trackers
 from support.errors import InputError, explained
-from support.evaluation import evaluation, examples, held_out, not_finite, report, save_completions
+from support.evaluation import evaluate, examples, held_out, not_finite, report, save_completions
 from support.files import new_folder, shell, write_atomically
 from support.learner import Learner, MicroBatch
 from support.plan import dry_run
@@ -56,7 +53,7 @@ from support.processes import RANK, Largest, combined
 from support.rehearsal import Rehearsal
 from support.run import Run
 from support.settings import Config, as_flags, importance_cap
-from support.stopping import StopSignal
+from support.stopping import StopSignal, lasting_output
 from support.storage import Folder
 
 FAILURES = 3  # gradients in a row that are not finite end a run
@@ -71,29 +68,23 @@ def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
     Raises:
         InputError: the model, the data or `out` cannot be used.
     """
-    trackers.check(config.tracker)
     run = Run(config)
     rehearsal = Rehearsal(run)
     folder = Folder(out or run.processes.on_first(new_folder), run)
     print(f"{run.description()}\nwriting to {folder.path}")
     progress = folder.go_back() if resume else folder.create()
-    tracker = trackers.start(config.tracker, run.processes, folder.path, vars(config))
-    folder.write_settings()
+    folder.begin(progress)
     if resume:
         over = ": there is nothing left to do, give a larger --steps or --minutes"
         print(f"resuming after step {progress.step}" + over * progress.is_over(config))
-
-    def log(row: dict, rollouts: Sequence[dict] = ()) -> None:
-        progress.rows.append(row)
-        folder.log(row, rollouts)
-        tracker.log(row, row["step"])
 
     saved, failed = progress.step, 0  # the step of the newest checkpoint; failures in a row
     hidden = None if run.processes.first else True  # None: where the output is no terminal
     bar = tqdm(total=config.steps, initial=progress.step, unit="step", disable=hidden)
     with StopSignal(run.processes) as stop, bar:
         if not progress.rows:
-            log({"step": 0, "time": 0.0} | held_out(run, progress.step, progress.time))
+            row = {"step": 0, "time": 0.0}
+            folder.log(progress, row | held_out(run, row, folder.path))
 
         while not progress.is_over(config) and not stop.asked():
             progress.step += 1
@@ -102,8 +93,8 @@ def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
             row = {"step": progress.step, "time": progress.time} | stats
             due = config.eval_every and progress.step % config.eval_every == 0
             if due or progress.is_over(config):
-                row |= held_out(run, progress.step, progress.time)
-            log(row, rollouts)
+                row |= held_out(run, row, folder.path)
+            folder.log(progress, row, rollouts=rollouts)
             rehearsal.after(progress.step, row)
             bar.set_postfix(reward=f"{row['reward']:.3f}", accuracy=f"{row['accuracy']:.3f}")
             bar.update()
@@ -122,10 +113,8 @@ def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
                 folder.save(progress)
                 saved = progress.step
 
-        folder.save(progress)
-        folder.save_models()
+        folder.finish(progress)
         print(report(run, progress.rows, folder.path))
-        tracker.close()
         run.leave()
     if stop.stopped:
         N = run.processes.count
@@ -288,6 +277,7 @@ def numbers(
 # ---- the command line ----------------------------------------------------------------------------
 
 
+@lasting_output()
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code. What the user can mend is one line, no traceback."""
     transformers.logging.set_verbosity_error()
@@ -299,17 +289,15 @@ def main(argv: list[str] | None = None) -> int:
             print(f"train.py: {error}", file=sys.stderr)
         return 2
     try:
-        # One process speaks for all.
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere if RANK else sys.stdout):
-            if command.eval_only:
-                evaluate_only(config, command.out)
-                return 0
-            differing = as_flags(config) or "  none, these are the defaults"
-            print(f"settings that differ from the defaults:\n{differing}")
-            if command.dry_run:
-                print(dry_run(config, machine_for(command.preset)))
-            else:
-                train(config, command.out, command.resume)
+        if command.eval_only:
+            evaluate_only(config, command.out)
+            return 0
+        differing = as_flags(config) or "  none, these are the defaults"
+        print(f"settings that differ from the defaults:\n{differing}")
+        if command.dry_run:
+            print(dry_run(config, machine_for(command.preset)))
+        else:
+            train(config, command.out, command.resume)
     except KeyboardInterrupt:
         print("\nstopped at once; the last checkpoint, if any, is kept", file=sys.stderr)
         return 130
@@ -333,9 +321,10 @@ def evaluate_only(config: Config, out: Path | None) -> None:
     run = Run(config, train=False)
     Rehearsal(run)
     out = out or run.processes.on_first(new_folder)
-    results = json.dumps(evaluation(run), indent=1)
+    numbers, rows = evaluate(run)
+    results = json.dumps(numbers, indent=1)
     run.processes.on_first(partial(write_atomically, out / "eval.json", results + "\n"))
-    print(f"{results}\n{save_completions(run, out)}")
+    print(f"{results}\n{save_completions(run, rows, out)}")
     print(f"written to {out / 'eval.json'}, what the model wrote to evaluation.jsonl beside it")
     run.leave()
 

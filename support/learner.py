@@ -139,6 +139,10 @@ class Learner:
         Returns:
             Its norm before that; not finite if any number of it is not.
         """
+        if not self.optimizer.state:
+            # The first step makes AdamW's moments. On a GPU torch would cut them from memory that
+            # activations have left, and no block that holds one could go back to vLLM.
+            torch.cuda.empty_cache()
         if not self.config.shard:  # FSDP has averaged each micro-batch's already
             self.processes.average_gradients(self.weights())
         norm = nn.utils.clip_grad_norm_(self.weights(), self.config.max_grad_norm)

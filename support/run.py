@@ -114,8 +114,6 @@ class Run:
             return TorchSampler(model, self.tokenizer, dtype)
         try:
             return VLLMSampler(self.model, self.tokenizer, max_length, dtype, share)
-        except ImportError as error:
-            raise InputError(str(error)) from error
         except Exception as error:  # an engine has many ways to say that it lacks an architecture
             if explained(error):
                 raise
@@ -129,7 +127,8 @@ class Run:
         if device.type == "cpu" and self.parameters > 500_000_000:
             say("no GPU is found (torch.cuda.is_available() is False): on the CPU this takes days")
         trained = sum(w.numel() for w in self.model.parameters() if w.requires_grad)
-        each = f" in each of {N} processes" if N > 1 else ""
+        weights = "weights spread over them" if config.shard else "each with all weights"
+        each = f" in each of {N} processes ({weights})" if N > 1 else ""
         kept = f"n={config.n} rollouts each, m={config.m} kept by {config.rule}"
         if config.m == config.n:
             kept = f"n=m={config.n} rollouts each, all trained on (GRPO)"

@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args, get_origin
 
+import torch
+
 from grpo import LOSS_TYPES
 from pods import RULES
 from rewards import DEFAULT_WEIGHTS
@@ -111,8 +113,8 @@ class Config:
     gradient_checkpointing: bool = option(
         False, "keep less for the backward pass and compute it again: slower, far less memory"
     )
-    dtype: str = option(
-        "float32", "of computation; what is trained is always float32", ("float32", "bfloat16")
+    dtype: str | None = option(
+        None, "of computation; default: float32; vllm on a GPU: bfloat16", ("float32", "bfloat16")
     )
     gpu_memory_utilization: float = option(
         0.3,
@@ -153,6 +155,9 @@ class Config:
             setattr(self, one.name, as_held(one, getattr(self, one.name)))
         if self.steps is None and self.minutes is None:
             self.steps = DEFAULT_STEPS
+        if self.dtype is None:  # vLLM's attention on a GPU has no true float32
+            on_gpu = self.sampler == "vllm" and torch.cuda.is_available()
+            self.dtype = "bfloat16" if on_gpu else "float32"
         # The three parts have their weights in one place, however they were given.
         weights, own = dict(zip(REWARD_PARTS, self.reward_weights)), {}
         for part in self.reward:

@@ -51,7 +51,7 @@ from support.settings import Config, as_flags, importance_cap, task_and_folder
         ({"n": "8"}, ["--n '8'", "must be int"]),
         ({"n": 8.0}, ["--n 8.0", "must be int"]),
         ({"n": True}, ["--n True", "must be int"]),
-        ({"dtype": None}, ["--dtype None", "must be str"]),
+        ({"task": None}, ["--task None", "must be str"]),
         ({"merge": 1}, ["--merge 1", "must be bool"]),
         ({"reward_weights": (1, "a", 0)}, ["--reward-weights", "must be float"]),
         ({"reward_weights": "abc"}, ["--reward-weights", "must be float"]),

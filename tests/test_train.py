@@ -161,7 +161,8 @@ def test_no_signal_anywhere_makes_no_step():
     before = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY).state_dict()
     run, stats = updated(small(n=4, m=4), [[0.0] * 4, [1.0] * 4])
     nothing = {"mean": None, "max": None}
-    assert stats == {"loss": 0.0, "grad_norm": 0.0, "skipped": True, "logprob_gap": nothing}
+    idle = {"loss": 0.0, "grad_norm": 0.0, "skipped": True, "entropy": None}
+    assert stats == idle | {"logprob_gap": nothing}
     assert_equal(run.model.state_dict(), before)
 
 
