@@ -68,19 +68,7 @@ UNITS = (  # spellings of a unit, and the one it is compared by; an s behind it 
         for prefix in ("", "milli", "centi", "kilo")
     }
 )
-_SAME = (
-    "day",
-    "week",
-    "month",
-    "dollar",
-    "cent",
-    "am",
-    "pm",
-    "mph",
-    "degree",
-    "degreeC",
-    "degreeF",
-)
+_SAME = ("day", "week", "month", "dollar", "cent", "am", "pm", "mph", "degree", "degreeC", "degreeF")
 UNITS |= {unit: unit for unit in (*UNITS.values(), *_SAME)}
 METRIC = r"[kMGmµncd](?:[mgsJNWVAL]|Hz|Pa|eV|mol|cal)|[kMG]?(?:Hz|Pa|eV|mol|cal)"
 SYMBOL = re.compile(rf"[JNWVAKCF]|{METRIC}")  # behind a blank these are units, too

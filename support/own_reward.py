@@ -22,7 +22,8 @@ from support.tasks import Problem
 
 # Other numbers of a rollout or of an evaluation are logged under these names.
 TAKEN = {"total", "step", "task", "problem", "prompt", "answer", "completion", "finished", "length"}
-TAKEN |= {"read", "kept", "accuracy_se", "truncated", "completion_length", "problems", "samples"}
+TAKEN |= {"read", "kept", "accuracy_se", "formed_accuracy", "finished_accuracy", "truncated"}
+TAKEN |= {"completion_length", "problems", "samples"}
 
 
 @dataclass
@@ -36,16 +37,14 @@ class OwnReward:
     digest: str  # of its file
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
-        """A number for each completion, of which `problems` has the problem of each.
+        """A number for each completion, InputError if the function gives anything else.
 
-        Raises:
-            InputError: the function fails, or gives anything else.
+        `problems` has the problem of each completion.
         """
-        names = {name for problem in problems for name in problem.columns}
-        lists = {name: [problem.columns.get(name) for problem in problems] for name in names}
+        names = {name for p in problems for name in p.columns}
+        lists = {name: [p.columns.get(name) for p in problems] for name in names}
         lists["completions"] = list(completions)
-        lists["answers"] = [problem.answer for problem in problems]
-        lists["prompts"] = [problem.prompt for problem in problems]
+        lists |= {"answers": [p.answer for p in problems], "prompts": [p.prompt for p in problems]}
         try:
             values = self.function(**{name: list(items) for name, items in lists.items()})
         except (Exception, SystemExit) as error:
