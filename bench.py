@@ -61,7 +61,7 @@ from benches.standings import (
     warn_of_edges,
 )
 from benches.sweeps import SWEEPS, difficulty, sweep
-from support import settings
+from support import presets, settings
 from support.errors import InputError, explained
 
 # ---- the measure ---------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def race(arguments: argparse.Namespace) -> dict:
     times sooner (in training time, and in steps) an arm reaches 99% of a baseline's best, with the
     95% interval of a bootstrap over seeds.
     """
-    base, _ = settings.parse(["--threads", str(arguments.threads), *arguments.train_flags])
+    base, _ = presets.parse(["--threads", str(arguments.threads), *arguments.train_flags])
     every, count = arguments.every, round(60 * arguments.minutes / arguments.every)
     if not count:
         raise InputError(f"--minutes {arguments.minutes:g}: give time for one evaluation at least")

@@ -13,9 +13,9 @@ The idea: read one answer out of the text, then ask whether it equals the refere
 * `grading/equality.py` says when two answers are equal, with a table of what a mathematician has to
   decide. Numbers are compared exactly and formulas by their values at random points.
 
-Model output is hostile (`9^{9^{9^9}}`, a megabyte of brackets): texts are cut to a length, each rule
-reads them once, nothing is computed that is too large, and nothing is run as code. A verdict depends
-on the answer and its reference alone; it is the same in any thread and on any machine.
+Model output is hostile (`9^{9^{9^9}}`, a megabyte of brackets): texts are cut to a length, each
+rule reads them once, nothing is computed that is too large, and nothing is run as code. A verdict
+depends on the answer and its reference alone; it is the same in any thread and on any machine.
 
 Left out: partial credit, rewards for length, several readings of one answer. They pay for something
 other than being right.
@@ -89,17 +89,14 @@ BOX_TOKENS = re.compile(
 )
 _GAP = r"(?:[ \t,;:&$*]|\n(?!\s*\n)|\\[()\[\],;: ]|\\q?quad|\\(?:text|mbox|mathrm)\{|\})*"
 TOGETHER = re.compile(  # between two boxes: ", ", "\quad and ", "papers and ", "and y_2 ="
-    _GAP
-    + r"(?:(?:[^\s.!?,;]+\s){0,4}?(?:and|or)\b"
-    + _GAP
-    + r")?(?:[A-Za-z]\w*(?:_\{\w+\})?\s?=\s?)?"
+    rf"{_GAP}(?:(?:[^\s.!?,;]+\s){{0,4}}?(?:and|or)\b{_GAP})?(?:[A-Za-z]\w*(?:_\{{\w+\}})?\s?=\s?)?"
 )
 CUE = re.compile(r"(?:answer|choice|option)[*_]*\s*(?:is|:|=)", re.IGNORECASE)
 ANSWER_LINE = re.compile(r"^A: *(-?\$?[\d.,]*\d)\s*\Z", re.MULTILINE)  # "A: 35", GSM8K's old form
 NUMBER = re.compile(  # not the 2 of cm^2, x_2 or H2
     r"(?:(?<![\w)}\]^_])-)?(?:\\[dt]?frac\{\d+\}\{\d+\}"
-    r"|\$?(?<![\w^_])(?<![\^_]\{)(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,3}(?: \d{3})+(?! ?[\d,/])|\d+)(?:\.\d+)?(?:e[-+]?\d+)?(?:/\d+)?"
-    r"|\.\d+))(?:\\?%)?"
+    r"|\$?(?<![\w^_])(?<![\^_]\{)(?:(?:\d{1,3}(?:(?:,\d{3})+(?!\d)|(?: \d{3})+(?! ?[\d,/]))|\d+)"
+    r"(?:\.\d+)?(?:e[-+]?\d+)?(?:/\d+)?|\.\d+))(?:\\?%)?"
 )
 INLINE = re.compile(  # a formula between its marks; of "$5, not $6" the dollars are money
     r"\$\$?(?=[^\s$])[^$\n]{0,300}[^\s$]\$\$?(?!\d)|\\\(.{1,300}?\\\)|\\\[.{1,300}?\\\]"
@@ -143,7 +140,7 @@ def _spoken(completion: str, opens_think: bool) -> str:
 
 def _read(text: str, is_answer: bool = False) -> str | None:
     """The ordered rule. Of a text that `is_answer`, all of it is one if it has no marker."""
-    if "<answer>" in text and not is_answer:
+    if "<answer>" in text:
         start = text.rfind("<answer>", 0, max(0, text.rfind("</answer>")))
         inside = text[start + len("<answer>") :].partition("</answer>")[0]
         return _read(inside, is_answer=True) if start >= 0 else None
@@ -309,17 +306,14 @@ def score(
         ValueError: the lengths differ, or the weights are not those of the three parts.
     """
     if len(completions) != len(answers):
-        raise ValueError(
-            f"{len(completions)} completions but {len(answers)} answers: give one each"
-        )
+        raise ValueError(f"{len(completions)} completions but {len(answers)} answers")
+    names = list(DEFAULT_WEIGHTS)
     if not isinstance(weights, Mapping):
-        if len(weights) != len(DEFAULT_WEIGHTS):
-            raise ValueError(
-                f"{len(weights)} weights: give one for each of {list(DEFAULT_WEIGHTS)}"
-            )
-        weights = dict(zip(DEFAULT_WEIGHTS, weights, strict=True))
+        if len(weights) != len(names):
+            raise ValueError(f"{len(weights)} weights: give one for each of {names}")
+        weights = dict(zip(names, weights, strict=True))
     if unknown := weights.keys() - DEFAULT_WEIGHTS.keys():
-        raise ValueError(f"no reward is called {sorted(unknown)}: weigh {list(DEFAULT_WEIGHTS)}")
+        raise ValueError(f"no reward is called {sorted(unknown)}: weigh {names}")
     pairs = zip(completions, answers, strict=True)
     parts = {
         "accuracy": [accuracy(text, answer, opens_think) for text, answer in pairs],

@@ -42,7 +42,6 @@ from tqdm import tqdm
 
 from grpo import group_advantages, grpo_loss, importance_weights
 from pods import down_sample
-from rewards import score
 from rollouts import Rollouts
 from support.errors import InputError, explained
 from support.evaluation import evaluate, held_out, not_finite, report, save_completions
@@ -50,11 +49,11 @@ from support.files import new_folder, shell, write_atomically
 from support.groups import logged
 from support.learner import Learner, MicroBatch
 from support.plan import dry_run
-from support.presets import machine_for
+from support.presets import machine_for, parse
 from support.processes import RANK, Largest, combined
 from support.rehearsal import Rehearsal
 from support.run import Run
-from support.settings import REWARD_PARTS, Config, as_flags, importance_cap, parse
+from support.settings import Config, as_flags, importance_cap
 from support.stopping import StopSignal, lasting_output
 from support.storage import Folder
 
@@ -133,8 +132,7 @@ def train_step(run: Run, step: int) -> tuple[dict, dict[str, list[dict]]]:
         The step's row of metrics.jsonl and its rows of the other logs, by name: the same in all
         processes.
     """
-    config, weights = run.config, dict(zip(REWARD_PARTS, run.config.reward_weights))
-    P, n, m = config.prompts_per_step, config.n, config.m
+    config, P, n, m = run.config, run.config.prompts_per_step, run.config.n, run.config.m
     problems, prompt_ids = run.prompts(step)  # P problems, P lists of token ids
     run.start_step()
 
@@ -144,8 +142,7 @@ def train_step(run: Run, step: int) -> tuple[dict, dict[str, list[dict]]]:
         )  # [P, n, T]
     with run.clock("score"):
         completions = [text for group in rollouts.texts for text in group]
-        answers = [problem.answer for problem in problems for _ in range(n)]
-        parts = score(completions, answers, weights, run.opens_think)  # lists of P*n
+        parts = run.score([problem for problem in problems for _ in range(n)], completions)
         rewards = torch.tensor(parts["total"], dtype=torch.float64).view(P, n)  # [P, n]
     with run.clock("select"):
         # Each group is decided by its own rewards alone: processes need not communicate for it.
@@ -271,6 +268,7 @@ def numbers(
         "reward_kept": rewards.gather(-1, keep).mean().item(),  # pulled towards the middle
         "reward_std": rewards.std(-1).mean().item(),
         "accuracy": sum(parts["accuracy"]) / rewards.numel(),
+        "rewards": {name: sum(part) / len(part) for name, part in parts.items()},
         "pass_rates": right.mean(-1).tolist(),  # [P]
         "completion_length": rollouts.mask.sum(-1).double().mean().item(),
         "truncated": 1 - rollouts.finished.double().mean().item(),
@@ -288,7 +286,7 @@ def main(argv: list[str] | None = None) -> int:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        config, command = parse(argv, __doc__)
+        config, command = parse(argv, __doc__.partition("\n\nRead it")[0])
     except InputError as error:
         if RANK == 0:  # the others read the same command line
             print(f"train.py: {error}", file=sys.stderr)
@@ -297,8 +295,8 @@ def main(argv: list[str] | None = None) -> int:
         if command.eval_only:
             evaluate_only(config, command.out)
             return 0
-        origin = "of the run" if command.resume else f"from --preset {command.preset or 'cpu'}"
-        print(f"settings {origin}:\n{as_flags(config)}")
+        differing = as_flags(config) or "  none, these are the defaults"
+        print(f"settings that differ from the defaults:\n{differing}")
         if command.dry_run:
             print(dry_run(config, machine_for(command.preset)))
         else:

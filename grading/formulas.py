@@ -3,7 +3,6 @@ r"""Formulas read and compared by their values: no algebra, no library that eval
     same("x^2+2x+1", "(x+1)^2")          # True
     same(r"1-\frac{1}{e}", "1-e^{-1}")   # True
     same("3t", "3")                      # False
-    same(r"\sum_n a_n", "5")             # False: no formula that is read here has no value
 
 Two formulas are equal if they have equal values wherever both are defined. Values at three points
 in general position, to 100 digits, settle that: formulas as short as answers are that agree in 50
@@ -23,12 +22,11 @@ takes the product that follows, \sin 2x+1 is \sin(2x)+1; x^10 is x^{10}. Sums an
 """
 
 import functools
-import hashlib
 import math
+import random
 import re
 import threading
 from collections.abc import Callable
-from fractions import Fraction
 
 DIGITS = 100  # that are computed
 TOLERANCE = 50  # digits that must agree, relative to the larger value
@@ -73,11 +71,10 @@ def same(answer: str, gold: str) -> bool:
     if read is None or gold_read is None:
         return False
     (sign, at_points), (gold_sign, gold_at_points) = read, gold_read
-    pairs = [
-        (a, b)
-        for index, (a, b) in enumerate(zip(at_points, gold_at_points, strict=True))
-        if None not in (a, b) and (index < POINTS - 1 or not (a.imag or b.imag))
-    ]
+    *pairs, negative = zip(at_points, gold_at_points, strict=True)
+    if None not in negative and not any(value.imag for value in negative):
+        pairs.append(negative)
+    pairs = [pair for pair in pairs if None not in pair]
     if sign != gold_sign or not pairs:
         return False
     return _multiples(pairs, sign) if sign else all(close(a, b) for a, b in pairs)
@@ -140,8 +137,9 @@ def constant(text: str):
     """
     if text.lstrip("+-") == r"\infty":
         return _mpmath().inf * (-1 if text[0] == "-" else 1)
-    sign, (value, *others) = values(text) or ("none", [None])
-    if sign or any(other is None or other.imag or not close(value, other) for other in others):
+    sign, at_points = values(text) or ("", [None])
+    value = at_points[0]
+    if sign or None in at_points or value.imag or not all(close(value, v) for v in at_points):
         raise Unreadable
     with _lock:
         rounded = _mpmath().mpf(_mpmath().nstr(value.real, TOLERANCE))
@@ -160,8 +158,7 @@ def _multiples(pairs: list, sign: str) -> bool:
 
 def _coordinate(name: str, index: int):
     """The value of a variable at a point: the same in every formula, and nothing special."""
-    digest = int.from_bytes(hashlib.sha256(f"{name} {index}".encode()).digest()[:8], "big")
-    size = _mpmath().mpf(digest) / 2**64 * 3 + _mpmath().mpf(1) / 3
+    size = _mpmath().mpf(random.Random(f"{name} {index}").random()) * 3 + _mpmath().mpf(1) / 3
     return -size if index == POINTS - 1 else size
 
 
@@ -273,22 +270,20 @@ class _Reader:
     def unnested(self):
         context, token = _mpmath(), self.next()
         if token.lstrip(".")[:1].isdigit():
-            exact = Fraction(token)
-            return context.mpf(exact.numerator) / exact.denominator
+            return context.mpf(token)
         if token in CLOSING:
             (value,) = self.group(token)
             parts = {"|": abs, r"\lfloor": context.floor, r"\lceil": context.ceil}
             return parts[token](value) if token in parts else value
-        if token == r"\frac":
-            numerator = self.argument()
-            return numerator / self.argument()
-        if token == r"\binom":
-            n, k = (bounded(self.argument(), LARGEST_FACTORIAL) for _ in "nk")
-            return context.binomial(n, k)
-        if token == r"\sqrt":
-            return self.root()
+        if token in (r"\frac", r"\binom"):
+            upper, lower = self.argument(), self.argument()
+            if token == r"\frac":
+                return upper / lower
+            return context.binomial(*(bounded(n, LARGEST_FACTORIAL) for n in (upper, lower)))
         if token in OF_SEVERAL and self.take("("):
             return self.of_several(token)
+        if token == r"\sqrt":
+            return self.root()
         if token in FUNCTIONS:
             return self.function(token)
         return +context.pi if token == r"\pi" else self.symbol(token)
@@ -345,11 +340,11 @@ class _Reader:
 
     def raw_argument(self) -> str:
         """The text of a group without other groups in it, or one token."""
-        if not self.take("{"):
-            return self.next()
-        start = self.at
-        while self.peek() not in ("{", "}", ""):
-            self.next()
-        if not self.take("}"):
-            raise Unreadable
-        return "".join(self.tokens[start : self.at - 1])
+        text = self.next()
+        if text == "{":
+            text = ""
+            while self.peek() not in ("{", "}", ""):
+                text += self.next()
+            if not self.take("}"):
+                raise Unreadable
+        return text

@@ -49,7 +49,7 @@ def split_list(text: str) -> tuple[str, list[str]]:
         inside = split(re.sub(r"^\\?\{|\\?\}$", "", text))
         if len(inside) > 1 or (inside and text[0] == "\\"):
             kind, items = r"\{\}", inside
-    elif len(items) == 1 and text[0] in "([" and text[-1] in ")]" and r"\pm" not in text:
+    elif len(items) == 1 and text[:1] in ("(", "[") and text[-1] in ")]" and r"\pm" not in text:
         inside = split(text[1:-1])
         if len(inside) > 1:
             return text[0] + text[-1], inside
@@ -145,8 +145,8 @@ def same_set(answer: str, gold: str) -> bool | None:
 
 def _members(text: str) -> Members:
     for operator, combined in OPERATIONS.items():  # the first one binds least
-        parts = [_members(part) for part in split(text, (operator,))] if operator in text else []
-        if len(parts) > 1:
+        if len(texts := split(text, (operator,))) > 1:
+            parts = [_members(part) for part in texts]
             ends = [end for ends, _ in parts for end in ends]
             return ends, reduce(combined, (test for _, test in parts))
     if text in (r"\mathbb{R}", r"\emptyset"):

@@ -58,18 +58,19 @@ UNITS = (  # spellings of a unit, and the one it is compared by; an s behind it 
     | {"sec": "s", "second": "s", "minute": "min", "hr": "h", "hour": "h", "ml": "mL", "l": "L"}
     | {
         prefix + word: prefix[:1] + unit
-        for word, unit in {
-            "meter": "m",
-            "metre": "m",
-            "gram": "g",
-            "liter": "L",
-            "litre": "L",
-        }.items()
         for prefix in ("", "milli", "centi", "kilo")
+        for word, unit in (
+            ("meter", "m"),
+            ("metre", "m"),
+            ("gram", "g"),
+            ("liter", "L"),
+            ("litre", "L"),
+        )
     }
 )
-_SAME = ("day", "week", "month", "dollar", "cent", "am", "pm", "mph", "degree", "degreeC", "degreeF")
-UNITS |= {unit: unit for unit in (*UNITS.values(), *_SAME)}
+UNITS |= {unit: unit for unit in UNITS.values()}
+UNITS |= {unit: unit for unit in ("day", "week", "month", "dollar", "cent", "am", "pm", "mph")}
+UNITS |= {unit: unit for unit in ("degree", "degreeC", "degreeF", "degreeK")}
 METRIC = r"[kMGmµncd](?:[mgsJNWVAL]|Hz|Pa|eV|mol|cal)|[kMG]?(?:Hz|Pa|eV|mol|cal)"
 SYMBOL = re.compile(rf"[JNWVAKCF]|{METRIC}")  # behind a blank these are units, too
 POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}  # in front of a unit

@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from rewards import extract_answer, score
+from rewards import extract_answer
+from support.data import Data, derived_seed
 from support.files import json_line, write_atomically, writing
-from support.run import PHASES, Data, Run, derived_seed
+from support.run import PHASES, Run
 
 
 def evaluation(run: Run) -> dict[str, dict[str, float]]:
@@ -79,8 +80,7 @@ def completions(run: Run, data: Data) -> Iterator[dict]:
         )  # [P, k, T]
         texts = [text for group in rollouts.texts for text in group]
         asked = [(i, problems[i]) for i in range(len(problems))[chunk] for _ in range(k)]
-        answers = [problem.answer for _, problem in asked]
-        parts = score(texts, answers, opens_think=run.opens_think)
+        parts = run.score([problem for _, problem in asked], texts)
         del parts["total"]  # which depends on the weights of the training's reward
         finished = rollouts.finished.flatten().tolist()
         lengths = rollouts.mask.sum(-1).flatten().tolist()

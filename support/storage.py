@@ -137,7 +137,7 @@ class Folder:
             print("other prompts and rollouts than it would have seen")
         for name, digest in self.run.data_digests().items():
             if (found["data"] or {}).get(name, digest) != digest:  # older checkpoints have none
-                say(f"--resume: prompts or answers ({name}) are others than when the run began")
+                say(f"--resume: prompts, answers or code ({name}) have changed since the run began")
         self.run.sampler.sleep()  # its memory is the checkpoint's until the sync
         if found["weights"]:
             set_state(self.run.learner, state, found["moments"])

@@ -37,9 +37,9 @@ from grpo import group_advantages
 from logprobs import token_log_probs
 from rollouts import Rollouts
 from support.adapters import add_lora
-from support.arithmetic import sums
 from support.run import Run
 from support.settings import Config, flag
+from support.tasks import sums
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parents[1]

@@ -254,10 +254,12 @@ def test_what_is_equal(row):
         assert accuracy(completion, gold) == 1
 
 
-@pytest.mark.parametrize("reference", [r"\boxed{5}", "The answer is 5.", "Answer: 5", "so\n#### 5"])
+@pytest.mark.parametrize(
+    "reference", [r"\boxed{5}", "The answer is 5.", "Answer: 5", "so\n#### 5", "<answer>5</answer>"]
+)
 def test_a_reference_is_read_as_an_answer_is(reference):
     assert is_gradable(reference)
-    for completion in ("<answer>5</answer>", r"so \boxed{5}", f"<answer>{reference}</answer>"):
+    for completion in ("<answer>5</answer>", r"so \boxed{5}", reference):
         assert accuracy(completion, reference) == 1
     assert accuracy("<answer>6</answer>", reference) == 0
 

@@ -1,6 +1,5 @@
 """Evaluation against a loop over completions; summary and curves of known rows."""
 
-import dataclasses
 import itertools
 import math
 
@@ -11,7 +10,6 @@ from matplotlib.image import imread
 
 import train
 from rewards import accuracy, extract_answer, format, tag_count
-from support.arithmetic import sums
 from support.evaluation import (
     draw_curves,
     evaluate,
@@ -23,6 +21,7 @@ from support.evaluation import (
     summary,
 )
 from support.run import Run, derived_seed
+from support.tasks import Problem, sums
 
 
 def test_pass_at_k_equals_all_draws():
@@ -45,7 +44,7 @@ def test_what_was_written_is_what_the_sampler_gave_and_the_reward_said():
     assert [row["finished"] for row in rows] == rollouts.finished.flatten().tolist()
     for i, row in enumerate(rows):
         assert (row["task"], row["problem"]) == (SMALL["task"], i // 8)
-        assert (row["prompt"], row["answer"]) == dataclasses.astuple(data.problems[i // 8])[:2]
+        assert Problem(row["prompt"], row["answer"]) == data.problems[i // 8]
         assert row["read"] == extract_answer(row["completion"])
         for name, function in (("format", format), ("tag_count", tag_count)):
             assert row[name] == function(row["completion"])

@@ -3,7 +3,6 @@
 import re
 
 import pytest
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -118,9 +117,10 @@ def test_sets_are_equal_if_they_hold_the_same_numbers(a, b):
 def test_what_is_no_set_of_numbers():
     assert same_set("1,2", "2,1") is None
     assert same_set(r"[-\infty,2)\cup(3,4)", r"(3,4)") is None
+    assert same_set(r"(1\cup 2,3)", r"\emptyset") is None
     assert same_set(r"A\cup B", r"\{1\}") is None
     assert same_set(r"(a,b)\cup(1,2)", r"(1,2)") is None
-    assert same_set(r"\cup".join(r"\{%d\}" % i for i in range(99)), r"\{1\}") is None
+    assert same_set(r"\cup".join(rf"\{{{i}\}}" for i in range(99)), r"\{1\}") is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from rewards import (
     format,
     last_boxed,
     lenient_accuracy,
-    score,
     tag_count,
 )
 

@@ -99,7 +99,6 @@ def test_a_resumed_run_loads_its_checkpoint_while_the_engine_sleeps(vllm, tmp_pa
     run = Run(small(sampler="vllm"))
     folder = Folder(tmp_path / "run", run)
     folder.create()
-    folder.write_settings()
     folder.save(Progress())
     weight = next(run.model.parameters())
     saved, fall_asleep = weight.detach().clone(), engine.sleep
