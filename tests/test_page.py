@@ -175,16 +175,11 @@ def test_a_page_stays_small_however_long_the_run_is(tmp_path, monkeypatch):
         assert all(step % every == 0 for step in steps)
 
 
-def test_the_template_is_small_and_makes_no_html():
-    text = TEMPLATE.read_text()
+def test_the_template_is_small_makes_no_html_and_is_the_stored_pages():
+    text, stored = TEMPLATE.read_text(), (ROOT / "docs" / "explore.html").read_text()
     assert len(text) <= 45_000 and text.isascii()
     assert not [word for word in ("HTML(", "innerHTML", "eval(", "document.write") if word in text]
-
-
-def test_the_page_in_docs_is_of_this_template():
-    stored = (ROOT / "docs" / "explore.html").read_text()
-    around = TEMPLATE.read_text().partition("__POLICY__")[2].split("__DATA__")
-    assert all(part in stored for part in around)
+    assert all(part in stored for part in text.partition("__POLICY__")[2].split("__DATA__"))
     assert len(stored) < 1_500_000
 
 
