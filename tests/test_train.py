@@ -91,7 +91,7 @@ def test_logged_reward_is_of_all_rollouts_not_of_the_kept(monkeypatch):
     assert row["reward_std"] == pytest.approx(math.sqrt(7 / 64 * 8 / 7))
     assert row["pass_rates"] == [0.125, 0.125]  # of each prompt
     assert (row["groups"], row["groups_without_signal"]) == (2, 0)
-    assert [text["total"] for text in logs["rollouts"] if text["kept"]] == [1, 0] * 2
+    assert [group["kept"] for group in logs["groups"]] == [[0, 1, 2, 7]] * 2
 
 
 def test_groups_without_signal_are_counted_and_the_run_goes_on(tmp_path, monkeypatch):
