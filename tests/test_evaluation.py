@@ -1,4 +1,4 @@
-"""Evaluation against a loop over completions; examples, summary and curves of known rows."""
+"""Evaluation against a loop over completions; summary and curves of known rows."""
 
 import itertools
 import math

@@ -74,8 +74,11 @@ def test_its_part_is_logged_evaluated_and_may_be_what_the_rule_sees(mine, tmp_pa
     settings = {"reward": mine(BREVITY), "select_by": "brevity", "rule": "max_reward", "steps": 1}
     rows = train.train(small(**settings), tmp_path / "run")
     rollouts = metrics(tmp_path / "run", "rollouts.jsonl")
-    kept = [row["brevity"] for row in rollouts if row["kept"]]
-    assert min(kept) >= max(row["brevity"] for row in rollouts if not row["kept"])
+    kept, left_out = (
+        [row["brevity"] for row in rollouts if row["group"] == 0 and row["kept"] is it]
+        for it in (True, False)
+    )
+    assert min(kept) >= max(left_out)
     assert 0 < rows[1]["rewards"]["brevity"] < 1 and 0 < rows[1]["eval"][TASK]["brevity"] < 1
     for name in ("rollouts.jsonl", "evaluation.jsonl"):
         for row in metrics(tmp_path / "run", name):
