@@ -233,7 +233,7 @@ GOOD = '{"question": "q", "answer": "1"}\n'
         (GOOD + '{"question": "q", "answer": NaN}\n', "row 2: the field 'answer'"),
         (
             "".join(json.dumps({"question": str(i), "answer": ""}) + "\n" for i in range(3)),
-            "none of .* can be graded",
+            "none of 2 train .* can be graded",
         ),
         (
             GOOD,
@@ -256,7 +256,7 @@ def test_a_bad_own_file_is_one_clear_line(tmp_path, text, message):
         (GOOD + "not json\n", "train.jsonl, line 2 is not a JSON object"),
         ("", "train.jsonl is empty"),
         ('{"problem": "q", "answer": "1"}\n', "row 1: the field 'question'.*problem"),
-        (GOOD, "none of 1 train problems can be graded"),
+        (GOOD, "none of 1 train problems .* can be graded"),
     ],
 )
 def test_bad_data_of_a_named_task_is_one_clear_line(tmp_path, text, message):
