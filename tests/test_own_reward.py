@@ -1,7 +1,6 @@
 """A reward of one's own: what it is given, where its part appears, how bad ones end."""
 
 import json
-from pathlib import Path
 
 import pytest
 from conftest import TASK, flags, metrics, small, without_times
@@ -139,9 +138,9 @@ def test_arrays_tensors_and_truth_values_are_numbers(mine, numbers):
     assert run.score([Problem("", "1")] * 2, ["1", "2"])["brevity"] == [1.0, 1.0]
 
 
-def test_a_function_that_fails_later_ends_the_run_with_the_completions_number(mine, capsys):
+def test_a_function_that_fails_later_ends_the_run_in_one_line(mine, tmp_path, capsys):
     code = "def brevity(completions, **others):\n    return [1, 1, 1][: len(completions)]\n"
-    assert train.main(flags(reward=mine(code), out=Path(TASK).parent / "failing")) == 2
+    assert train.main(flags(reward=mine(code), out=tmp_path / "run")) == 2
     assert "gives 3 values [1, 1, 1] for 16 completions" in capsys.readouterr().err
 
 
