@@ -72,15 +72,17 @@ def test_its_part_has_its_weight_and_none_changes_nothing(mine):
 def test_its_part_is_logged_evaluated_and_may_be_what_the_rule_sees(mine, tmp_path):
     settings = {"reward": mine(BREVITY), "select_by": "brevity", "rule": "max_reward", "steps": 1}
     rows = train.train(small(**settings), tmp_path / "run")
-    rollouts = metrics(tmp_path / "run", "rollouts.jsonl")
-    kept = [row["brevity"] for row in rollouts if row["kept"]]
-    assert min(kept) >= max(row["brevity"] for row in rollouts if not row["kept"])
+    for group in metrics(tmp_path / "run", "groups.jsonl"):
+        brevity = group["parts"]["brevity"]
+        assert sorted(brevity)[-4:] == sorted(brevity[i] for i in group["kept"])
+    parts = set(rows[1]["rewards"])
     assert 0 < rows[1]["rewards"]["brevity"] < 1 and 0 < rows[1]["eval"][TASK]["brevity"] < 1
+    assert rows[1]["eval"][TASK].keys() <= TAKEN | parts | {"pass@1"}
     for name in ("rollouts.jsonl", "evaluation.jsonl"):
         for row in metrics(tmp_path / "run", name):
-            assert row["brevity"] == 1 / (1 + len(row["completion"]))
-            assert row.keys() <= TAKEN | set(rows[1]["rewards"])
-    assert rows[1]["eval"][TASK].keys() <= TAKEN | set(rows[1]["rewards"]) | {"pass@1"}
+            expected = 1 / (1 + len(row["completion"]))
+            assert row["brevity"] == pytest.approx(expected, abs=1e-4)
+            assert row.keys() <= TAKEN | parts
 
 
 @pytest.mark.parametrize(

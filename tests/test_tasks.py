@@ -90,7 +90,7 @@ def chemistry_row(question, key="B", domain="Chemistry", kind="mcq-4-choices"):
         ("gsm8k", gsm8k_row("q", "#### $2,000"), "$2000"),
         ("gsm8k", gsm8k_row("q", "first #### 7, no:\n#### -8"), "-8"),
         ("math", math_row(r"hence the odds are $\boxed{\frac{3}{8}}$ as claimed"), r"\frac{3}{8}"),
-        ("math", math_row(r"$\boxed{1}$, then $\boxed{\left\{1, 2\right\}}$"), r"\left\{1, 2\right\}"),
+        ("math", math_row(r"$\boxed{1}$, then $\boxed{\left\{1\right\}}$"), r"\left\{1\right\}"),
         ("math", math_row(r"so $\boxed{15\frac{1}{2}}$ or $\fbox{\frac{31}{2}}$"), r"\frac{31}{2}"),
         ("math500", {"problem": "q", "answer": "4"}, "4"),
     ],
