@@ -23,7 +23,6 @@ PART = r"(-?[\d.]+|\(-?[\d.]+\)|\{-?[\d.]+\})"
 MIXED = re.compile(rf"([-+]?)(?:(\d+) )?{PART}/{PART}")  # 1/2, 3 1/2, (3)/(4)
 REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline\{(\d+)\}")
 BASED = re.compile(r"((?=[A-F]*\d)[\dA-F]+(?:\.[\dA-F]+)?)_\{?(\d{1,2})\}?")
-ARITHMETIC = re.compile(r"(?:[-+*/(){}\d. ]|\\times|\\cdot|\\div)+")  # work that is not done
 
 
 def number(text: str) -> Fraction | None:

@@ -176,8 +176,7 @@ x^2-4x+4  =  (x-2)^2  (2-x)^2  !  (x+2)^2
      \left[\begin{array}{cc}1 & 2 \\3 & 4\end{array}\right]
      \begin{smallmatrix}1 & 2 \\3 & 4\end{smallmatrix}
 \begin{pmatrix}1 \\ 2\end{pmatrix}  =  \left(\begin{matrix}1 \\ 2\end{matrix}\right)
-\mathbb{R}  =  \mathbb R  (-\infty,\infty)  ℝ  \R  x\in\mathbb{R}  (-\infty,0]\cup(0,\infty)  !
-     (0,\infty)  R  \mathbb{Z}
+\mathbb{R}  =  \mathbb R  (-\infty,\infty)  ℝ  \R  x\in\mathbb{R}  !  (0,\infty)  R  \mathbb{Z}
 \vec{v}  =  \vec v
 \hat i+\hat j  =  \hat{i}+\hat{j}
 (-\infty,\infty)  =  \mathbb{R}
@@ -221,9 +220,9 @@ x \ne 3  =  x != 3  x \neq 3  x\not=3  2x\ne 6  \mathbb{R}\setminus\{3\}
 x<2  =  x\lt 2  2>x  2\gt x  (-\infty,2)  !  x>2  x\le 2
 0<f(x)<1  =  (0,1)  1>f(x)>0  !  [0,1)  (1,0)
 -2\le x\le 7  =  x\in[-2,7]  -2\\le x\\le 7  7\ge x\ge -2  !  -2<x<7
-(0,2)  =  (0,1]\cup(1,2)  (0,1)\cup\{1\}\cup(1,2)  (-1,2)\cap(0,5)  (0,3)\setminus[2,3)  !
-     (0,1)\cup(1,2)  [0,1]\cup(1,2)
-\mathbb{R}\setminus\{-2,2\}  =  (-\infty,-2)\cup(-2,2)\cup(2,\infty)  !
+(0,2)  !  (0,1)\cup(1,2)  (0,1]\cup(1,2)
+\mathbb{R}\setminus\{-2,2\}  =  (-\infty,-2)\cup(-2,2)\cup(2,\infty)
+     \mathbb{R} \setminus \{2, -2\}  (2,\infty)\cup(-2,2)\cup(-\infty,-2)  !
      (-\infty,-2)\cup(2,\infty)
 (-\infty,a)\cup(b,\infty)  =  (b,\infty)\cup(-\infty,a)  !  (-\infty,b)\cup(a,\infty)
 3  =  \gcd(18,3)  \operatorname{gcd}(18,3)  \max(1,3,2)  \min(3,4)  \operatorname{lcm}(1,3)  !
