@@ -116,7 +116,7 @@ OTHER = r"[\[({\"']*(?!I [a-z])(?:[A-Z]\b(?!['-])|[a-z][)\]])"  # "B and I think
 HEDGED = re.compile(  # B or C; B, C; B/C; (B) (C); but not "B, a base" nor "B) (S)-butanol"
     r"[\[({\"']*[A-Za-z][\])}\"'.]*\s*"
     rf"(?:\(?(?:or|and)\b(?=.*?(?<![\w-]){OTHER})|[/&]"
-    r"|[,;+]\s*(?:or |and )?(?![Aa] [a-z])[\[(\"']*[A-Za-z](?![\w'-])(?![)\]]-)"
+    r"|[,;+]\s*(?:or |and )?(?![AaI] [a-z])[\[(\"']*[A-Za-z](?![\w'-])(?![)\]]-)"
     r"|[\[(]?[A-Z][)\]](?!-))"
 )
 

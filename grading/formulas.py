@@ -33,7 +33,9 @@ LARGEST_FACTORIAL = 1_000
 NESTING = 40
 POINTS = 3
 
-ACCENTED = r"\\(?:overline|bar|vec|hat|tilde|mathbb|mathcal) ?(?:\{[^{}]*\}|[a-zA-Z])"
+ACCENTED = (
+    r"\\(?:over[a-z]+|bar|vec|(?:wide)?(?:hat|tilde)|d?dot|mathbb|mathcal) ?(?:\{[^{}]*\}|[a-zA-Z])"
+)
 TOKEN = re.compile(
     rf"\d+(?:\.\d+)?|\.\d+|{ACCENTED}|\\[a-zA-Z]+|[a-zA-Z]'*|_(?:\{{[^{{}}]*\}}|\w)|\S"
 )
@@ -262,7 +264,7 @@ class _Reader:
             if token == r"\frac":
                 return upper / lower
             return context.binomial(*(bounded(n, LARGEST_FACTORIAL) for n in (upper, lower)))
-        if token in OF_SEVERAL and self.take("("):
+        if token in OF_SEVERAL and self.peek() in ("(", "["):
             return self.of_several(token)
         if token == r"\sqrt":
             return self.root()
@@ -278,7 +280,7 @@ class _Reader:
         return raised(value, 1 / degree)
 
     def of_several(self, token: str):
-        numbers = self.group("(")
+        numbers = self.group(self.next())
         if any(number.imag or abs(number) > 10**DIGITS for number in numbers):
             raise Unreadable
         if token not in OF_INTEGERS:

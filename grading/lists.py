@@ -22,7 +22,7 @@ ONE_OF = re.compile(r",? \b(?:and|or)\b | ?\\cup(?![a-z])")
 SIGN = re.compile(r" ?(<|>|\\(?:[lg]e|ne)(?![a-z])) ?")
 TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 INDEX = re.compile(  # and constants, which name nothing
-    r"_(?:\{[^{}]*\}|\w)|\^\{?-1\}?|(?<=[A-Za-z])\([^()]*\)|\\(?:pi|infty|emptyset|frac|sqrt)"
+    r"_(?:\{[^{}]*\}|\w)|\^\{?-1\}?|(?<=[A-Za-z}1'])\([^()]*\)|\\(?:pi|infty|emptyset|frac|sqrt)"
 )
 NO_NAME = re.compile(r"[-+*<>=\d^]|\\(?:pm|cdot|times|in)(?![a-z])|(?<![a-z\\])[a-z][a-z](?![a-z])")
 
@@ -87,7 +87,7 @@ def _both_signs(item: str) -> list[str]:
 
 # ---- Sets of real numbers.
 
-WITHOUT = re.compile(r"\\mathbb\{R\}(?: ?\\setminus ?\\?\{(.+?)\\?\})?")
+WITHOUT = re.compile(r"\\mathbb\{R\}(?: ?(?:\\setminus|\\backslash|-) ?\\?\{(.+?)\\?\})?")
 
 
 def as_intervals(text: str) -> tuple[str, str]:
