@@ -63,7 +63,7 @@ x \in [-2,7]  =  [-2,7]  -2 \le x \le 7  !  (-2,7)  [-2,7)
 stop  =  Stop  \text{stop}  !  pots  s t
 \text{Evelyn}  =  Evelyn  !  Eve
 no  =  No  \text{no}  !  on
-NaCl  =  \text{NaCl}  \mathrm{NaCl}  !  ClNa  Na
+NaCl  =  \text{NaCl}  \mathrm{NaCl}  \ce{NaCl}  !  ClNa  Na
 H_2O  =  H2O  \text{H}_2\text{O}  \mathrm{H_{2}O}  !  OH_2  H_2O_2
 k  !  K  2k
 3R^2  =  3 R^2  !  3r^2
@@ -236,6 +236,12 @@ x=12000  =  12 000  !  12
 10\text{ cm}^2  =  10  10 square cm  10 cm^2  10 sq cm  !  10 cm  10 cm^3  10 m^2
 5 J  =  5  5J  !  5 N
 \alpha+1  =  α+1  1+α  !  a+1
+30  =  30 min  30min  30 (minutes)  30(minutes)  30 [%]  !  30x
+\mathbb{Z}  =  ℤ  \mathbb Z  !  Z
+f^{-1}(3)=12  =  12  !  3
+\mathbf{v}  =  v  \mathbf v  !  w
+(-\infty,2)\cup(3,\infty)  =  (-inf, 2) U (3, inf)  (-\infty,2) \text{ or } (3,\infty)
+x \approx 5  =  ≈ 5  approx. 5  x = 5  ca. 5  !  6
 """
 ROWS = re.sub(r"\n {5}", "  ", TABLE.strip()).split("\n")
 

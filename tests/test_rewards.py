@@ -11,8 +11,18 @@ from rewards import TAGS, accuracy, extract_answer, format, last_boxed, lenient_
 # ---- Multiple choice.
 
 
-CHOICES = ["B", "b", "(B)", "B)", "B.", "**B**", "B: 2 mol of NaOH", "B) 12.0 g", "(B) 12.0 g"]
-CHOICES += ["B. a weak base", "B sodium chloride", "Option B", "B and I balanced it twice."]
+CHOICES = [
+    "B",
+    "b",
+    "(B)",
+    "B)",
+    "B.",
+    "**B**",
+    "B: 2 mol of NaOH",
+    "B) 12.0 g",
+    "B, and I am sure",
+]
+CHOICES += ["B. a weak base", "B sodium chloride", "Option B", "B, and I am sure"]
 CHOICES = [f"<answer>{choice}</answer>" for choice in CHOICES]
 CHOICES += [r"\boxed{\text{B}}", r"\boxed{\text{(B)}}", r"\boxed{A} hmm \boxed{B}", "#### B"]
 CHOICES += ["The answer is B since a strong acid is a full donor.", "My choice is B, a weak base."]
