@@ -54,7 +54,6 @@ from support.errors import InputError, explained
 from support.evaluation import evaluation, examples, held_out, not_finite, report, save_completions
 from support.files import new_folder, shell, write_atomically
 from support.learner import Learner
-from support.plan import dry_run
 from support.presets import machine_for
 from support.processes import RANK, Largest, combined
 from support.rehearsal import Rehearsal
@@ -312,6 +311,8 @@ def main(argv: list[str] | None = None) -> int:
             origin = "of the run" if command.resume else f"from --preset {command.preset or 'cpu'}"
             print(f"settings {origin}:\n{as_flags(config)}")
             if command.dry_run:
+                from support.plan import dry_run
+
                 print(dry_run(config, machine_for(command.preset)))
             else:
                 train(config, command.out, command.resume)

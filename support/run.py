@@ -21,10 +21,10 @@ from functools import lru_cache
 import torch
 
 from rollouts import TorchSampler, max_positions
-from support import checks, tasks
+from support import tasks
 from support.errors import InputError, explained
 from support.learner import Learner
-from support.models import load_model
+from support.models import check_stops, load_model
 from support.processes import Processes
 from support.settings import Config, task_and_folder
 from support.vllm import VLLMSampler
@@ -78,7 +78,7 @@ class Run:
         """The problems to train on and to evaluate on; returns the length of the longest prompt."""
         config = self.config
         try:
-            checks.check_stops(self.model, self.tokenizer)
+            check_stops(self.model, self.tokenizer)
         except ValueError as error:
             raise InputError(f"--model {config.model}: {error}") from error
         self.eval_data = {
@@ -90,14 +90,14 @@ class Run:
             self.train_data = self._data(config.task, "train")
             every.append(self.train_data)
             tested = {name: data.problems for name, data in self.eval_data.items()}
-            checks.say_shared(self.train_data.problems, tested)
+            tasks.say_shared(self.train_data.problems, tested)
         self.opens_think = tasks.opens_think(self.tokenizer, every[-1].prompt_ids[0])
         return max(len(ids) for data in every for ids in data.prompt_ids)
 
     def _data(self, task: str, split: str, source: str | None = None) -> "Data":
         """A task's problems, from a folder of its own or from the one of --task."""
         source = source or (self.config.data if task == self.config.task else None)
-        known = checks.vocabulary(self.model)
+        known = self.model.get_input_embeddings().weight.shape[0]  # tokens
         return Data(task, split, source, self.tokenizer, self.config, known)
 
     def _max_new_tokens(self, longest_prompt: int) -> int:

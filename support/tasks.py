@@ -16,7 +16,7 @@ without its first token is another language. Left out: few-shot examples, mixtur
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -348,3 +348,18 @@ def encode(
     if too_long:
         say(f"{long}: dropped")
     return [p for p, _ in kept], [ids for _, ids in kept]
+
+
+def say_shared(trained: Sequence[Problem], tested: Mapping[str, Sequence[Problem]]) -> None:
+    """Say how many questions of each evaluation task, by its name, are also trained on."""
+
+    def plain(problem: Problem) -> str:
+        return " ".join(problem.prompt.split()).casefold()
+
+    known = set(map(plain, trained))
+    for name, problems in tested.items():
+        if shared := sum(plain(problem) in known for problem in problems):
+            say(
+                f"{shared} of {len(problems)} test questions of {name} are also trained on: its "
+                "accuracy is in part what was learned by heart"
+            )
