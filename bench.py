@@ -27,17 +27,18 @@ Legend: P prompts, n rollouts a prompt, m kept. An arm is one setting of train.p
 """
 
 import signal
+import sys
+from pathlib import Path
 
-if __name__ == "__main__":  # Ctrl-C during the seconds of imports: no pages of traceback
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # in the seconds of imports: no pages of traceback
+    sys.path.insert(0, str(Path(__file__).parent))  # which PYTHONSAFEPATH leaves out
 
 import argparse
 import math
 import os
 import shlex
-import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -60,7 +61,7 @@ from benches.standings import (
     warn_of_edges,
 )
 from benches.sweeps import SWEEPS, difficulty, sweep
-from support import settings
+from support import presets, settings
 from support.errors import InputError, explained
 
 # ---- the measure ---------------------------------------------------------------------------------
@@ -113,7 +114,7 @@ def race(arguments: argparse.Namespace) -> dict:
     times sooner (in training time, and in steps) an arm reaches 99% of a baseline's best, with the
     95% interval of a bootstrap over seeds.
     """
-    base, _ = settings.parse(["--threads", str(arguments.threads), *arguments.train_flags])
+    base, _ = presets.parse(["--threads", str(arguments.threads), *arguments.train_flags])
     every, count = arguments.every, round(60 * arguments.minutes / arguments.every)
     if not count:
         raise InputError(f"--minutes {arguments.minutes:g}: give time for one evaluation at least")

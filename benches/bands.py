@@ -13,7 +13,7 @@ from functools import partial
 
 import train
 from benches.measure import in_processes, table
-from support import settings
+from support import presets
 from support.evaluation import evaluation
 from support.run import Run
 from support.settings import Config
@@ -35,7 +35,7 @@ def bands(arguments: argparse.Namespace) -> dict:
     Held-out accuracy is the step's, everything else the mean of the ten steps up to it (the largest
     of the `logprob_gap`s). Nothing here depends on the machine but for rounding.
     """
-    base, _ = settings.parse(["--threads", str(arguments.threads), *arguments.train_flags])
+    base, _ = presets.parse(["--threads", str(arguments.threads), *arguments.train_flags])
     steps, seeds = sorted(set(arguments.steps)), range(arguments.seeds)
     one = partial(numbers, base, steps)
     found = list(

@@ -25,7 +25,7 @@ import train
 from benches.measure import peak_bytes, table
 from benches.paper import STEP_COST
 from benches.update import full_rollouts
-from support import settings
+from support import presets
 from support.errors import InputError
 from support.plan import IN_GENERATION, IN_UPDATE, architecture, longest, plan
 from support.presets import PRESETS, this_machine
@@ -53,7 +53,7 @@ def gpu(arguments: argparse.Namespace) -> dict:
     if not torch.cuda.is_available():
         raise InputError("gpu: torch finds no GPU here; the other benches need none")
     given = ["--preset", arguments.preset, "--model", arguments.model, *arguments.train_flags]
-    config, _ = settings.parse(given)
+    config, _ = presets.parse(given)
     return measure(config, sorted(arguments.n), arguments.steps)
 
 

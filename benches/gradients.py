@@ -37,7 +37,7 @@ from benches.selection import group_size
 from grpo import grpo_loss, loss_normalizer
 from rewards import score
 from rollouts import Rollouts
-from support import settings
+from support import presets
 from support.errors import InputError
 from support.run import Run
 from support.settings import REWARD_PARTS
@@ -70,7 +70,7 @@ def signal_to_noise(arguments: argparse.Namespace) -> dict:
     """
     flags = ["--resume", "--out", str(arguments.run)] if arguments.run else []
     flags += ["--threads", str(arguments.threads), *arguments.train_flags]
-    config, _ = settings.parse(flags)
+    config, _ = presets.parse(flags)
     if any(not 2 <= m <= n for n, m in arguments.sizes):
         raise InputError("--sizes: need n x m with 2 <= m <= n, such as 64x16")
     if arguments.pool < (most := max(n for n, _ in arguments.sizes)):

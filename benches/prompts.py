@@ -47,7 +47,7 @@ def prepare(case: Pass, model: nn.Module) -> Callable[[], None]:
         if case.whole:
             hidden = whole_rows(model, ids, mask, case.T)  # [P*m, T, hidden]
             targets = ids[:, -case.T :]  # [P*m, T]
-            log_probs = target_log_probs(model.get_output_embeddings(), hidden, targets, 1.0)
+            log_probs, _ = target_log_probs(model.get_output_embeddings(), hidden, targets, 1.0)
         else:
             log_probs = token_log_probs(model, ids, mask, case.T)
         log_probs.sum().backward()

@@ -122,7 +122,7 @@ def update_bytes(model: nn.Module, config: Config, b: int) -> int:
         with torch.autocast("cpu", torch.bfloat16, bfloat16, cache_enabled=False):
             hidden = whole_rows(*inputs) if groups is None else shared_prompts(*inputs, *groups)
             layer = model.get_output_embeddings()
-            log_probs = target_log_probs(layer, hidden, ids[:, -T:], 1.0)  # [b, T]
+            log_probs, _ = target_log_probs(layer, hidden, ids[:, -T:], 1.0)  # [b, T]
         del hidden
         log_probs.sum().backward()
     return allocations.peak
@@ -141,9 +141,13 @@ def plan(config: Config, machine: Machine) -> dict[str, int]:
         always = {part: size // machine.processes for part, size in always.items()}
         layers = [m for m in model.modules() if type(m).__name__ in model._no_split_modules]
         layer = sum(weight.nbytes for weight in layers[0].parameters())
-        # All but the layers stays whole for the backward pass. Of layers: the one that is computed,
-        # the next one on its way, and the buffers in which weights come and gradients go.
-        update["gathered from all processes"] = whole - len(layers) * layer + 4 * layer
+        # In the dtype of computation all but the layers stays whole for the backward pass. Of layers
+        # there are the one that is computed, the next one, and the buffer in which weights come; in
+        # float32 the one in which gradients leave.
+        half = 2 if config.dtype == "bfloat16" else 1
+        update["gathered from all processes"] = (
+            whole - len(layers) * layer + 3 * layer
+        ) // half + layer
     if config.beta > 0 and not config.lora_rank:  # with an adapter it is the model without it
         always["KL's reference"] = whole
     share = int(config.gpu_memory_utilization * machine.memory)

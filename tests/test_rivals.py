@@ -9,6 +9,7 @@ from conftest import fixed_batch, small
 import bench
 import train
 from pods import max_advantage
+from support import run as train_run
 from support.errors import InputError
 from support.run import Run
 from support.settings import Config
@@ -39,7 +40,7 @@ def step_with(monkeypatch, **settings) -> tuple[list[list[int]], torch.Tensor]:
 
     train_down_sample = train.down_sample
     with monkeypatch.context() as patch:
-        patch.setattr(train, "score", mixed_score)
+        patch.setattr(train_run, "score", mixed_score)
         patch.setattr(train, "down_sample", down_sample)
         patch.setattr(train, "update", update)
         train.train_step(Run(small(n=8, m=4, **settings)), 1)
