@@ -17,8 +17,8 @@ from torch.nn.utils import parameters_to_vector
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, TrainerCallback
 
 from rewards import score
+from support.models import EMBEDDED
 from support.settings import Config
-from support.tiny import EMBEDDED
 
 VERSION = trl.__version__
 
