@@ -27,9 +27,12 @@ Legend: P prompts, n rollouts a prompt, m kept. An arm is one setting of train.p
 """
 
 import signal
+import sys
+from pathlib import Path
 
-if __name__ == "__main__":  # Ctrl-C during the seconds of imports: no pages of traceback
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # in the seconds of imports: no pages of traceback
+    sys.path.insert(0, str(Path(__file__).parent))  # which PYTHONSAFEPATH leaves out
 
 import argparse
 import inspect
@@ -37,10 +40,8 @@ import math
 import os
 import shlex
 import statistics
-import sys
 import time
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import torch
 import transformers
@@ -62,7 +63,9 @@ from benches.standings import (
 )
 from support import settings
 from support.errors import InputError, explained
+from support.presets import RIVALS
 from support.run import PHASES
+from support.settings import Config
 
 # ---- the measure ---------------------------------------------------------------------------------
 
@@ -85,32 +88,33 @@ def speedup(baseline: Curve, pods: Curve, fraction: float = FRACTION) -> float |
 
 # ---- the race ------------------------------------------------------------------------------------
 
-ARMS = {  # all of them with train.py's micro-batch, which is what P = 4 and m = 16 need
-    "grpo": {"n": 16, "m": 16},
-    "grpo-ga": {"n": 64, "m": 64},
-    "pods": {"n": 64, "m": 16, "rule": "max_variance"},
-    "random": {"n": 64, "m": 16, "rule": "random"},
-    "max-reward": {"n": 64, "m": 16, "rule": "max_reward"},
-    "percentile": {"n": 64, "m": 16, "rule": "percentile"},
-    # Rivals, and PODS or GRPO with one thing changed; all train on as many rollouts as PODS.
-    "reinforce": {"n": 16, "m": 16, "scale": "none"},  # with the group's mean as its baseline
-    "2-grpo": {"n": 2, "m": 2, "prompts_per_step": 32},  # arXiv 2510.00977: as many, in pairs
-    "grpo-signal": {"n": 16, "m": 16, "average_over": "signal"},
-    "pods-signal": {"n": 64, "m": 16, "average_over": "signal"},
-    "pods-accuracy": {"n": 64, "m": 16, "select_by": "accuracy"},
-    "pods-all": {"n": 64, "m": 16, "advantages": "all"},  # the paper's appendix A.3
-    "cppo": {"n": 64, "m": 16, "rule": "max_advantage", "advantages": "all"},  # arXiv 2503.22342
-}
+# What each arm changes of PODS with these n, m and prompts a step P. All train on P * m rollouts a
+# step, except GRPO-GA; the rivals are train.py's presets.
+ARMS = {
+    "grpo": RIVALS["grpo"],
+    "grpo-ga": RIVALS["grpo-ga"],
+    "pods": lambda n, m, P: {},
+    "random": lambda n, m, P: {"rule": "random"},
+    "max-reward": lambda n, m, P: {"rule": "max_reward"},
+    "percentile": lambda n, m, P: {"rule": "percentile"},
+    "grpo-signal": lambda n, m, P: {"n": m, "average_over": "signal"},
+    "pods-signal": lambda n, m, P: {"average_over": "signal"},
+    "pods-accuracy": lambda n, m, P: {"select_by": "accuracy"},
+    "pods-all": lambda n, m, P: {"advantages": "all"},  # the paper's appendix A.3
+} | RIVALS
 BASELINES = ("grpo-ga", "grpo")
 
 
-def setting(arm: str) -> dict[str, object]:
-    """What an arm sets: one of `ARMS`, or n x m by max-variance such as `128x8`."""
+def racer(arm: str, base: Config) -> Config:
+    """The settings of an arm: of `ARMS`, or n x m such as `128x8`, over those of all arms."""
     try:
-        return ARMS.get(arm) or dict(zip("nm", benches.signal.group_size(arm)))
+        if arm in ARMS:
+            return replace(base, **ARMS[arm](base.n, base.m, base.prompts_per_step))
+        n, m = benches.signal.group_size(arm)
     except ValueError as error:
         known = f"{', '.join(ARMS)}, or n x m such as 128x8"
         raise InputError(f"--arms {arm}: is none of {known}") from error
+    return replace(base, n=n, m=m)
 
 
 def race(arguments: argparse.Namespace) -> dict:
@@ -132,7 +136,7 @@ def race(arguments: argparse.Namespace) -> dict:
     grid = sorted({*arguments.grid, base.lr})
     racing = {
         arm: {
-            lr: replace(base, **setting(arm) | {"lr": lr})
+            lr: replace(racer(arm, base), lr=lr)
             for lr in (grid if arm in arguments.tuned else [base.lr])
         }
         for arm in arguments.arms

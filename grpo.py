@@ -16,33 +16,56 @@ minimised. Left out: a critic, per-token rewards, entropy bonuses.
 import torch
 
 LOSS_TYPES = ("grpo", "dapo", "dr_grpo")
+SCALES = ("std", "mean", "none")
 
 
-def group_advantages(rewards: torch.Tensor, scale: bool = True, eps: float = 1e-4) -> torch.Tensor:
+def group_advantages(
+    rewards: torch.Tensor, scale: str | bool = "std", eps: float = 1e-4
+) -> torch.Tensor:
     """How much better than its group each rollout did: (r - mean) / (std + eps).
 
     Args:
         rewards: [..., m], each row of the last axis one group. With PODS: the *kept* rewards, and
             this is the only normalisation they get.
-        scale: divide by the standard deviation (sample form, m - 1, as TRL and the paper's code).
-            False is Dr. GRPO's choice (arXiv 2503.20783).
-        eps: added to the standard deviation.
+        scale: what r - mean is divided by. "std": the group's standard deviation (sample form,
+            m - 1, as TRL and the paper's code). "none": nothing, Dr. GRPO's choice (arXiv
+            2503.20783). "mean": the size of the group's mean, which for rewards of 0 and 1 is
+            MaxRL's choice (arXiv 2602.02710): the rarer a success, the more it weighs.
+            True and False stand for "std" and "none".
+        eps: added to what is divided by.
 
-    Returns float32 [..., m]; exactly 0 in a group whose rewards are all equal (or of one member).
+    Returns float32 [..., m]; exactly 0 in a group without signal (or of one member).
+
+    Raises:
+        ValueError: an unknown scale.
     """
+    scale = {True: "std", False: "none"}.get(scale, scale)
+    if scale not in SCALES:
+        raise ValueError(f"unknown scale {scale!r}: choose one of {', '.join(SCALES)}")
     is_array = hasattr(rewards, "dtype")
-    rewards = torch.as_tensor(rewards, dtype=None if is_array else torch.float64).double()
-    advantages = rewards - rewards.mean(-1, keepdim=True)  # [..., m]
-    if scale and rewards.shape[-1] > 1:
+    rewards = torch.as_tensor(rewards, dtype=None if is_array else torch.float64)
+    signal = has_signal(rewards)  # [...]
+    rewards = rewards.double()
+    mean = rewards.mean(-1, keepdim=True)  # [..., 1]
+    advantages = rewards - mean  # [..., m]
+    if scale == "std" and rewards.shape[-1] > 1:
         advantages = advantages / (rewards.std(-1, keepdim=True) + eps)
+    if scale == "mean":
+        advantages = advantages / (mean.abs() + eps)
     # The mean of equal floats is off by a rounding error, and dividing by a tiny std would turn
     # that into an advantage. Equal rewards say nothing, so say nothing.
-    return advantages.masked_fill(~has_signal(rewards)[..., None], 0.0).float()
+    return advantages.masked_fill(~signal[..., None], 0.0).float()
 
 
 def has_signal(rewards: torch.Tensor) -> torch.Tensor:
-    """Whether a group's rewards [..., m] differ at all, bool [...]: without that, no gradient."""
-    return rewards.amax(-1) > rewards.amin(-1)
+    """Whether a group's rewards [..., m] differ at all, bool [...]: without that, no gradient.
+
+    Sums of the same parts in another order differ by a rounding error: that is no difference.
+    """
+    dtype = torch.float32 if rewards.dtype == torch.float32 else torch.float64
+    rewards = rewards.double()
+    noise = 4 * torch.finfo(dtype).eps * rewards.abs().amax(-1)  # [...]
+    return rewards.amax(-1) - rewards.amin(-1) > noise
 
 
 def loss_normalizer(mask: torch.Tensor, loss_type: str, max_completion_length: int) -> float:
@@ -54,15 +77,20 @@ def loss_normalizer(mask: torch.Tensor, loss_type: str, max_completion_length: i
         loss_type: one of `LOSS_TYPES`.
         max_completion_length: the tokens a completion may have at most; used by "dr_grpo" alone.
     """
+    check_loss_type(loss_type)
     if loss_type == "grpo":
         count = len(mask)
     elif loss_type == "dapo":
         count = int(mask.sum())
-    elif loss_type == "dr_grpo":
-        count = len(mask) * max_completion_length
     else:
-        raise ValueError(f"unknown loss type {loss_type!r}: choose one of {', '.join(LOSS_TYPES)}")
+        count = len(mask) * max_completion_length
     return float(max(count, 1))
+
+
+def check_loss_type(loss_type: str) -> None:
+    """Raise ValueError for an unknown loss type."""
+    if loss_type not in LOSS_TYPES:
+        raise ValueError(f"unknown loss type {loss_type!r}: choose one of {', '.join(LOSS_TYPES)}")
 
 
 def grpo_loss(
@@ -109,8 +137,9 @@ def grpo_loss(
         importance: [B, T] without gradients, from `importance_weights`: each token's surrogate is
             multiplied by it, the KL is not. None when the sampler's policy is the trainer's.
     """
+    check_loss_type(loss_type)
     mask = mask.bool()
-    if normalizer is None or loss_type not in LOSS_TYPES:  # an unknown type is an error there
+    if normalizer is None:
         normalizer = loss_normalizer(mask, loss_type, max_completion_length or mask.shape[-1])
     # Mask before exp: a padded position may hold anything, exp may make it inf, and inf * 0 is NaN,
     # in the gradient even if torch.where hides it from the value.

@@ -6,11 +6,15 @@
 Legend: B sequences, L prompt and T completion tokens, Q distinct prompts, V vocabulary.
 """
 
+import inspect
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache
+from transformers.cache_utils import Cache
 
 # How many float32 logits are held at once: 128 MB, 220 tokens of Qwen2.5's vocabulary of 151,936.
 LOGITS_PER_CHUNK = 2**25
@@ -30,7 +34,8 @@ def token_log_probs(
     attention_mask: torch.Tensor,
     completion_length: int,
     temperature: float = 1.0,
-) -> torch.Tensor:
+    entropy: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of the last `completion_length` tokens under the policy that sampled them.
 
     The policy of reinforcement learning is softmax(logits / temperature), because that is what the
@@ -43,17 +48,23 @@ def token_log_probs(
         input_ids, attention_mask: [B, L+T], prompt left-padded, completion right-padded.
         completion_length: T, counted from the end.
         temperature: the sampling temperature, above 0.
+        entropy: also return the policy's entropy before each token, in nats.
 
-    Returns float32 [B, T], with gradients where enabled. Values at padded positions mean nothing.
+    Returns float32 [B, T], with gradients where enabled; with `entropy` a pair of these, the second
+    without gradients. Values at padded positions mean nothing.
     """
     if completion_length == 0:
-        return torch.zeros(len(input_ids), 0, device=input_ids.device)
+        nothing = torch.zeros(len(input_ids), 0, device=input_ids.device)
+        return (nothing, nothing) if entropy else nothing
     check_output_layer(model)
     inputs = model, input_ids, attention_mask, completion_length
     groups = distinct_prompts(*inputs)
     hidden = whole_rows(*inputs) if groups is None else shared_prompts(*inputs, *groups)
     targets = input_ids[:, -completion_length:]  # [B, T]
-    return target_log_probs(model.get_output_embeddings(), hidden, targets, temperature)
+    log_probs, entropies = target_log_probs(
+        model.get_output_embeddings(), hidden, targets, temperature
+    )
+    return (log_probs, entropies) if entropy else log_probs
 
 
 def positions(attention_mask: torch.Tensor) -> torch.Tensor:
@@ -70,6 +81,15 @@ def read(model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor
     position_ids = positions(attention_mask)[:, -input_ids.shape[1] :]
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     return model.get_decoder()(**inputs, position_ids=position_ids, **cache)
+
+
+def with_cache(model: nn.Module, cache: Cache) -> dict[str, object]:
+    """The arguments of a forward pass that reads and fills a cache of keys and values.
+
+    transformers called it `past_key_values`, and takes no other name than `cache` from 5.40 on.
+    """
+    named = inspect.signature(model.get_decoder().forward).parameters
+    return {"cache" if "cache" in named else "past_key_values": cache, "use_cache": True}
 
 
 def whole_rows(
@@ -98,12 +118,12 @@ def shared_prompts(
     the last token, EOS or not, is predicted like any other although nobody reads it.
     """
     L = prompts.shape[1]
-    prompt = read(model, prompts.clamp(min=0), prompts >= 0, use_cache=True)
-    cache = prompt.past_key_values
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    prompt = read(model, prompts.clamp(min=0), prompts >= 0, **with_cache(model, cache))
     cache.batch_select_indices(row)  # each layer's keys [Q, heads, L, width] -> [B, ...]
     end = L + max(T - 1, 1)  # two passes even for one token: FSDP's other processes make two
     mask = attention_mask[:, :end]
-    completion = read(model, input_ids[:, L:end], mask, past_key_values=cache, use_cache=True)
+    completion = read(model, input_ids[:, L:end], mask, **with_cache(model, cache))
     first, others = prompt.last_hidden_state[row, -1:], completion.last_hidden_state[:, : T - 1]
     return torch.cat([first, others], dim=1)  # [B, T, hidden]
 
@@ -140,31 +160,40 @@ def keeps_prompts(model: nn.Module, length: int) -> bool:
 
 def target_log_probs(
     output_layer: nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
-) -> torch.Tensor:
-    """Log-probs float32 [B, T] of the targets [B, T], each predicted by hidden [B, T, hidden].
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs of the targets [B, T], each predicted by hidden [B, T, hidden], and entropies.
 
     The vocabulary is large and T is long, so the float32 logits of all tokens are never held: the
     output layer is applied to as many hidden states at a time as make `LOGITS_PER_CHUNK` logits,
     and again in the backward pass. Everything before the output layer is stored as usual.
+
+    Returns float32 [B, T] twice: the log-probs, and without gradients the entropy of each
+    distribution.
     """
 
-    def chunk_log_probs(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def chunk_log_probs(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
         # float32 before the softmax: in bfloat16, rounding alone moves a probability ratio by 7%.
         logits = output_layer(hidden).float() / temperature  # [chunk, V]
-        return logits.gather(-1, targets[:, None]).squeeze(-1) - logits.logsumexp(-1)
+        log_sum = logits.logsumexp(-1)  # [chunk]
+        log_probs = logits.gather(-1, targets[:, None]).squeeze(-1) - log_sum
+        with torch.no_grad():  # -sum p log p = log_sum - sum p logit
+            entropy = log_sum - torch.linalg.vecdot(logits.softmax(-1), logits)
+        return log_probs, entropy
 
     # With autocast every chunk casts the whole output layer anew: make fewer.
     limit = LOGITS_PER_CHUNK * (4 if torch.is_autocast_enabled(hidden.device.type) else 1)
     size = max(1, limit // output_layer.weight.shape[0])  # tokens a chunk
     chunks = [hidden.flatten(0, 1).split(size), targets.flatten().split(size)]
     if len(chunks[0]) == 1:
-        return chunk_log_probs(chunks[0][0], chunks[1][0]).view(targets.shape)
-    # Without the checkpoint, autograd would keep every chunk's logits until the backward pass.
-    parts = [
-        checkpoint(chunk_log_probs, *chunk, use_reentrant=False, preserve_rng_state=False)
-        for chunk in zip(*chunks, strict=True)
-    ]
-    return torch.cat(parts).view(targets.shape)  # [B, T]
+        parts = [chunk_log_probs(chunks[0][0], chunks[1][0])]
+    else:
+        # Without the checkpoint, autograd would keep every chunk's logits until the backward pass.
+        parts = [
+            checkpoint(chunk_log_probs, *chunk, use_reentrant=False, preserve_rng_state=False)
+            for chunk in zip(*chunks, strict=True)
+        ]
+    log_probs, entropies = (torch.cat(part).view(targets.shape) for part in zip(*parts))
+    return log_probs, entropies
 
 
 class Policy(nn.Module):
@@ -179,14 +208,15 @@ class Policy(nn.Module):
         super().__init__()
         self.model, self.dtype = model, dtype
 
-    def forward(self, input_ids: torch.Tensor, *args, **kwargs) -> torch.Tensor:
-        """Float32 [B, T], as `token_log_probs`."""
+    def forward(self, input_ids: torch.Tensor, *args, entropy: bool = False, **kwargs):
+        """Float32 [B, T], or with `entropy` a pair of these, as `token_log_probs`."""
         device, bfloat16 = input_ids.device.type, self.dtype == torch.bfloat16
         # The cache would keep one bfloat16 copy of each weight: of all until the pass ends, and the
         # output layer's would add up the gradients of all chunks in bfloat16.
         with torch.autocast(device, torch.bfloat16, enabled=bfloat16, cache_enabled=False):
-            log_probs = token_log_probs(self.model, input_ids, *args, **kwargs)
-        return log_probs.clone()  # not a view, on which FSDP's hooks could be lost
+            pair = token_log_probs(self.model, input_ids, *args, **kwargs, entropy=True)
+        log_probs = pair[0].clone()  # not a view, on which FSDP's hooks could be lost
+        return (log_probs, pair[1]) if entropy else log_probs
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

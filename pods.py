@@ -170,6 +170,8 @@ def random_subset(
     return keys.argsort(dim=-1)[..., :m].sort(dim=-1).values.to(device)
 
 
+# A rule of your own: RULES["mine"] = f, where f(rewards, m) returns indices as the others do. Then
+# down_sample(..., rule="mine") works, and `--rule mine` in a script that calls train.main().
 RULES: dict[str, Callable[..., torch.Tensor]] = {
     "max_variance": max_variance,
     "max_reward": max_reward,
@@ -193,13 +195,25 @@ def down_sample(
         generator: used by "random" alone.
 
     Raises:
-        ValueError: an unknown rule, or what `max_variance` raises.
+        ValueError: an unknown rule, what `max_variance` raises, or a rule of your own that returns
+            something else than m different indices for each group.
     """
     if rule not in RULES:
         raise ValueError(f"unknown rule {rule!r}: choose one of {', '.join(RULES)}")
     if rule == "random":
         return random_subset(rewards, m, generator)
-    return RULES[rule](rewards, m)
+    checked, m, device = _check(rewards, m)
+    keep = torch.as_tensor(RULES[rule](rewards, m), device=device)
+    shape, n = [*checked.shape[:-1], m], checked.shape[-1]
+    if keep.is_floating_point() or keep.dtype == torch.bool or list(keep.shape) != shape:
+        got = f"{keep.dtype} of shape {list(keep.shape)}"
+        raise ValueError(f"rule {rule!r} returned {got}: need integer indices of shape {shape}")
+    keep = keep.long().sort(dim=-1).values  # [..., m] ascending
+    if keep.numel() and (keep.min() < 0 or keep.max() >= n):
+        raise ValueError(f"rule {rule!r} returned an index outside of 0 .. {n - 1}")
+    if (keep.diff(dim=-1) == 0).any():
+        raise ValueError(f"rule {rule!r} returned an index twice for one group: need {m} different")
+    return keep
 
 
 def _centred(x: torch.Tensor) -> torch.Tensor:

@@ -5,42 +5,28 @@ r"""What a completion is worth: is the answer right, is the form kept.
     accuracy(r"so \boxed{0.5}", r"\frac{1}{2}")            # 1.0
     extract_answer("<think>8?</think><answer>9</answer>")  # "9"
 
-The idea: read one answer out of the text, then ask whether it is the reference answer.
+The idea: read one answer out of the text, then ask whether it equals the reference.
 
 * Reading is one ordered rule (`extract_answer`). The first marker that is present decides alone; a
-  wrong <answer> is wrong whatever else the text contains. Thoughts are never read.
-* When two answers are equal says `grading/equality.py`, with a table of what a mathematician has to
-  decide. It settles nearly all of them here, in microseconds.
-* What is left is algebra, and goes to math-verify: in another process, for model output is hostile
-  (`9^{9^{9^9}}`), under limits of CPU time and memory that the kernel keeps. Nothing is ever
-  evaluated as code. A comparison that fails is worth 0 and is counted apart (`grader_stats`).
+  wrong <answer> is wrong whatever else the text contains. Thoughts are never read. A reference is
+  read by the same rule, so \boxed{5} and "The answer is 5." are the reference 5.
+* `grading/equality.py` says when two answers are equal, with a table of what a mathematician has to
+  decide. Numbers are compared exactly and formulas by their values at random points.
 
-A verdict is a function of the answer and its reference alone, whatever the machine is doing.
+Model output is hostile (`9^{9^{9^9}}`, a megabyte of brackets): texts are cut to a length, each
+rule reads them once, nothing is computed that is too large, and nothing is run as code. A verdict
+depends on the answer and its reference alone; it is the same in any thread and on any machine.
 
 Left out: partial credit, rewards for length, several readings of one answer. They pay for something
-other than being right. Needs `fork` and `setrlimit`: Linux or macOS.
+other than being right.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
-from grading.equality import ANSWER_CHARACTERS, chosen
-from grading.judges import are_gradable, grader_stats, is_gradable, judge
+from grading.equality import ANSWER_CHARACTERS, chosen, equal, gradable
 from grading.spelling import TEXT, plain
-
-__all__ = [
-    "DEFAULT_WEIGHTS",
-    "TAGS",
-    "accuracy",
-    "are_gradable",
-    "extract_answer",
-    "format",
-    "grader_stats",
-    "is_gradable",
-    "last_boxed",
-    "score",
-    "tag_count",
-]
 
 DEFAULT_WEIGHTS = {"accuracy": 1.0, "format": 0.1, "tag_count": 0.1}  # the paper's, on one GPU
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -97,21 +83,26 @@ def _whole(completion: str, opens_think: bool) -> str:
 # "\boxed form" is none; "\\boxed{5}", escaped once too often, is one.
 BOX = re.compile(r"\\(?:boxed|fbox)[ \t]*(?:\{|[ \t][-+$.\d\\]|[ \t][A-Z]\b)")
 BOX_TOKENS = re.compile(
-    r"\\+(?:boxed|fbox)(?:[ \t]*(?P<box>\{)|[ \t]+(?P<bare>[-+$.\d\\][^\s$]*|[A-Z]\b))"
+    r"\\{1,2}(?:boxed|fbox)(?:[ \t]*(?P<box>\{)|[ \t]+(?P<bare>[-+$.\d\\][^\s$]*|[A-Z]\b))"
     r"|\\.|(?P<open>\{)|(?P<close>\})",
     re.DOTALL,
+)
+_GAP = r"(?:[ \t,;:&$*]|\n(?!\s*\n)|\\[()\[\],;: ]|\\q?quad|\\(?:text|mbox|mathrm)\{|\})*"
+TOGETHER = re.compile(  # between two boxes: ", ", "\quad and ", "papers and ", "and y_2 ="
+    rf"{_GAP}(?:(?:[^\s.!?,;]+\s){{0,4}}?(?:and|or)\b{_GAP})?(?:[A-Za-z]\w*(?:_\{{\w+\}})?\s?=\s?)?"
 )
 CUE = re.compile(r"(?:answer|choice|option)[*_]*\s*(?:is|:|=)", re.IGNORECASE)
 ANSWER_LINE = re.compile(r"^A: *(-?\$?[\d.,]*\d)\s*\Z", re.MULTILINE)  # "A: 35", GSM8K's old form
 NUMBER = re.compile(  # not the 2 of cm^2, x_2 or H2
     r"(?:(?<![\w)}\]^_])-)?(?:\\[dt]?frac\{\d+\}\{\d+\}"
-    r"|\$?(?<![\w^_])(?<![\^_]\{)(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:e[-+]?\d+)?(?:/\d+)?"
-    r"|\.\d+))(?:\\?%)?"
+    r"|\$?(?<![\w^_])(?<![\^_]\{)(?:(?:\d{1,3}(?:(?:,\d{3})+(?!\d)|(?: \d{3})+(?! ?[\d,/]))|\d+)"
+    r"(?:\.\d+)?(?:e[-+]?\d+)?(?:/\d+)?|\.\d+))(?:\\?%)?"
 )
 INLINE = re.compile(  # a formula between its marks; of "$5, not $6" the dollars are money
     r"\$\$?(?=[^\s$])[^$\n]{0,300}[^\s$]\$\$?(?!\d)|\\\(.{1,300}?\\\)|\\\[.{1,300}?\\\]"
     r"|\\begin\{[a-z]+\}.{1,300}?\\end\{[a-z]+\}|" + TEXT.pattern
 )
+OPENING = re.compile(r"^(\\[(\[]|\$\$?)\s+")  # the formula may stand on lines of its own
 WORDS = r"(?<![\\A-Za-z\d])(?!(?:and|or)\s+[-$\\\d])[A-Za-z]{2,}"
 PROSE = re.compile(  # also "12 (twelve)", but not "(x+3) (x-3)"
     WORDS + r"|(?<![-+*/=,)])(?<!\\cup)(?<!\\cap) \("
@@ -121,10 +112,6 @@ BETWEEN = re.compile(
 )
 # What makes more of a stretch than its numbers: letters, powers, pairs (0,9), ratios 3:4.
 FORMULA = re.compile(r"(?!(?:and|or)\b)(?<![A-Za-z])[A-Za-z]|[\\^_]|[(\[][^()\[\]]*,|0 ?: ?0")
-
-
-class Extracted(str):
-    """An answer that was read already. Reading it again gives it back unchanged."""
 
 
 def extract_answer(completion: str, opens_think: bool = False) -> str | None:
@@ -139,18 +126,21 @@ def extract_answer(completion: str, opens_think: bool = False) -> str | None:
 
     Args: as for `format`.
     """
-    if isinstance(completion, Extracted):
-        return completion
+    answer = _read(_spoken(completion, opens_think))
+    return answer if answer and len(answer) <= ANSWER_CHARACTERS else None
+
+
+def _spoken(completion: str, opens_think: bool) -> str:
+    """The end of the text that is read: without thoughts, and with LaTeX for Unicode."""
     first, *thoughts = _whole(completion, opens_think).split("<think>")
     spoken = [first.rpartition("</think>")[2]]
     spoken += [thought.partition("</think>")[2] for thought in thoughts]
-    answer = _read(plain("\n".join(spoken)[-READ_CHARACTERS:]))
-    return Extracted(answer) if answer and len(answer) <= ANSWER_CHARACTERS else None
+    return plain("\n".join(spoken)[-READ_CHARACTERS:])
 
 
 def _read(text: str, is_answer: bool = False) -> str | None:
     """The ordered rule. Of a text that `is_answer`, all of it is one if it has no marker."""
-    if "<answer>" in text and not is_answer:
+    if "<answer>" in text:
         start = text.rfind("<answer>", 0, max(0, text.rfind("</answer>")))
         inside = text[start + len("<answer>") :].partition("</answer>")[0]
         return _read(inside, is_answer=True) if start >= 0 else None
@@ -169,25 +159,42 @@ def _read(text: str, is_answer: bool = False) -> str | None:
 def last_boxed(text: str) -> str | None:
     r"""The content of the last balanced \boxed{} or \fbox{}, or of "\boxed 12", or None.
 
+    Boxes of one sentence with nothing or an "and" between them are one list: "\boxed{2} and
+    \boxed{5}" is "2, 5".
+    """
+    contents, following = [], 0
+    for start, end, content in reversed(_boxes(text)):
+        if contents and not TOGETHER.fullmatch(text, end, following):
+            break
+        contents.insert(0, content)
+        following = start
+    return ", ".join(dict.fromkeys(contents)) if contents else None
+
+
+def _boxes(text: str) -> list[tuple[int, int, str]]:
+    r"""Start, end and content of each box that holds no other.
+
     One pass with the open braces on a stack: an answer such as \frac{3}{8} has braces of its own.
     """
-    start, content, braces = -1, None, []
+    boxes, braces = [], []
     for token in BOX_TOKENS.finditer(text):
         if token["box"] or token["open"]:
-            braces.append((token.end(), bool(token["box"])))
+            braces.append(token)
         elif token["bare"]:
-            start, content = token.start(), token["bare"]
+            boxes.append((*token.span(), token["bare"]))
         elif token["close"] and braces:
-            opened, is_box = braces.pop()
-            if is_box and opened > start:  # of \boxed{\boxed{5}} the inner one starts last
-                start, content = opened, text[opened : token.start()].strip()
-    return content
+            opening = braces.pop()
+            if opening["box"] and not (boxes and boxes[-1][0] > opening.start()):
+                content = text[opening.end() : token.start()].strip()
+                boxes.append((opening.start(), token.end(), content))
+    return boxes
 
 
 def _after_cue(text: str) -> str | None:
     """What follows the last "answer is": a letter of a choice, an expression, or words."""
     *_, cue = CUE.finditer(text)
-    line = text[cue.end() :].lstrip(" \t\n:*=_")[:ANSWER_CHARACTERS].partition("\n")[0]
+    rest = text[cue.end() :].lstrip(" \t\n:*=_")[:ANSWER_CHARACTERS]
+    line = OPENING.sub(r"\1", rest).partition("\n")[0]
     end = re.search(r"\.(?=\s|$)", _masked(line))
     sentence = (line[: end.start()] if end else line).strip(" *")
     if letter := chosen(TEXT.sub(r"\1", sentence).strip(" $")):
@@ -204,7 +211,9 @@ def _after_cue(text: str) -> str | None:
 
 def _last_number(text: str) -> str | None:
     """The last number; all of the formula in which it stands, for 10^3 is not 3."""
-    if re.search(r"[\\^=]", text) and "\n" not in text and not PROSE.search(_masked(text)):
+    if INLINE.fullmatch(text) or (
+        re.search(r"[\\^=]", text) and "\n" not in text and not PROSE.search(_masked(text))
+    ):
         return text
     for line in reversed(text.splitlines()):
         if numbers := list(_numbers(line)):
@@ -233,12 +242,49 @@ def _numbers(line: str) -> Iterator[str]:
 # ---- Scores.
 
 
+@lru_cache(maxsize=50_000)
+def _is_right(answer: str, reference: str) -> bool:
+    gold = _reference(reference)
+    return bool(gold) and equal(answer, gold)
+
+
+def _reference(text: str) -> str:
+    r"""A reference as an <answer> with the same text is read: of \boxed{5} and #### 5 the 5."""
+    return _read(plain(text[-READ_CHARACTERS:]), is_answer=True) or ""
+
+
+def are_gradable(answers: Sequence[str]) -> list[bool]:
+    """Which references can be compared with: neither blank, nor cut, nor unfinished.
+
+    Decided from the text alone, so a data set is the same in every process and every run.
+    """
+    return [is_gradable(answer) for answer in answers]
+
+
+def is_gradable(answer: str) -> bool:
+    """Whether a reference can be compared with."""
+    return gradable(_reference(answer))
+
+
 def accuracy(completion: str, answer: str, opens_think: bool = False) -> float:
     """1.0 if the answer read from the completion equals `answer`, else 0.0.
 
-    Args: as for `format`; answer: the reference, as the data has it, without a marker around it.
+    Args: as for `format`; answer: the reference, as the data has it.
     """
-    return float(judge([(extract_answer(completion, opens_think), answer)])[0])
+    extracted = extract_answer(completion, opens_think)
+    return float(extracted is not None and _is_right(extracted, answer))
+
+
+def lenient_accuracy(completion: str, answer: str, opens_think: bool = False) -> float:
+    """1.0 if the reference stands anywhere in what is said outside thoughts, else 0.0.
+
+    For comparison only: a reward like this pays a text that names every number.
+    """
+    text = _spoken(completion, opens_think)
+    found = [extract_answer(completion, opens_think), *(box[2] for box in _boxes(text))]
+    found += [formula[0] for formula in INLINE.finditer(text)]
+    found += [*NUMBER.findall(text), *re.findall(r"\b[A-Z]\b", text)]  # and choices
+    return float(any(_is_right(each, answer) for each in dict.fromkeys(filter(None, found))))
 
 
 def score(
@@ -258,23 +304,19 @@ def score(
 
     Raises:
         ValueError: the lengths differ, or the weights are not those of the three parts.
-        RuntimeError: math-verify is needed and cannot be started.
     """
     if len(completions) != len(answers):
-        raise ValueError(
-            f"{len(completions)} completions but {len(answers)} answers: give one each"
-        )
+        raise ValueError(f"{len(completions)} completions but {len(answers)} answers")
+    names = list(DEFAULT_WEIGHTS)
     if not isinstance(weights, Mapping):
-        if len(weights) != len(DEFAULT_WEIGHTS):
-            raise ValueError(
-                f"{len(weights)} weights: give one for each of {list(DEFAULT_WEIGHTS)}"
-            )
-        weights = dict(zip(DEFAULT_WEIGHTS, weights, strict=True))
+        if len(weights) != len(names):
+            raise ValueError(f"{len(weights)} weights: give one for each of {names}")
+        weights = dict(zip(names, weights, strict=True))
     if unknown := weights.keys() - DEFAULT_WEIGHTS.keys():
-        raise ValueError(f"no reward is called {sorted(unknown)}: weigh {list(DEFAULT_WEIGHTS)}")
-    extracted = [extract_answer(completion, opens_think) for completion in completions]
+        raise ValueError(f"no reward is called {sorted(unknown)}: weigh {names}")
+    pairs = zip(completions, answers, strict=True)
     parts = {
-        "accuracy": list(map(float, judge(list(zip(extracted, answers, strict=True))))),
+        "accuracy": [accuracy(text, answer, opens_think) for text, answer in pairs],
         "format": [format(completion, opens_think) for completion in completions],
         "tag_count": [tag_count(completion, opens_think) for completion in completions],
     }

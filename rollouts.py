@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache, DynamicLayer
 
-from logprobs import positions, whole
+from logprobs import positions, whole, with_cache
 
 
 @dataclass
@@ -282,9 +282,8 @@ class TorchSampler:
             input_ids=ids,
             attention_mask=attention,
             position_ids=positions(attention),
-            past_key_values=cache,
-            use_cache=True,
             logits_to_keep=1,
+            **with_cache(self.model, cache),
         ).logits[:, -1]  # [P, V]
         cache = Cache(layers=[_BufferLayer(layer, max_new_tokens) for layer in cache.layers])
         position = attention.sum(-1, keepdim=True)  # [P, 1]
@@ -321,8 +320,7 @@ class TorchSampler:
                 input_ids=token[:, None],
                 attention_mask=attention[:, : L + t + 1] if padded else None,
                 position_ids=position,
-                past_key_values=cache,
-                use_cache=True,
+                **with_cache(self.model, cache),
             ).logits[:, -1]  # [rows, V]
             position = position + 1
         if not chosen.isfinite().all():

@@ -36,7 +36,8 @@ def bands(arguments: argparse.Namespace) -> dict:
         for step in range(1, max(found) + 1):
             rows.append(train.train_step(run, step)[0])
             if step in found:
-                accuracy = next(iter(evaluation(run).values()))["accuracy"]
+                results, _ = evaluation(run)
+                accuracy = next(iter(results.values()))["accuracy"]
                 found[step].append({"held-out accuracy": accuracy} | summary(rows[-WINDOW:]))
         OTHERS.look()
     rows = []
@@ -51,7 +52,10 @@ def bands(arguments: argparse.Namespace) -> dict:
 
 def summary(rows: list[dict]) -> dict[str, float]:
     """What these steps' rows show together."""
-    found = {name: statistics.fmean(r[name] for r in rows) for name in MEANS if name in rows[0]}
+    found = {}
+    for name in MEANS:  # a step without an update has no entropy
+        known = [row[name] for row in rows if row[name] is not None]
+        found[name] = statistics.fmean(known or [0.0])
     idle = sum(row["groups_without_signal"] for row in rows) / sum(row["groups"] for row in rows)
     gaps = [row["logprob_gap"]["max"] or 0.0 for row in rows]
     return found | {"groups without signal": idle, "logprob_gap": max(gaps)}

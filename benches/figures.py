@@ -28,6 +28,8 @@ STYLES = {  # of each arm of bench.py: its name and its colour, the same in ever
     "pods-accuracy": ("PODS, selecting on accuracy", "gold"),
     "pods-all": ("PODS, advantages over all n", "tab:olive"),
     "cppo": ("CPPO", "tab:cyan"),
+    "reinforce-ada": ("Reinforce-Ada", "navy"),
+    "maxrl": ("MaxRL", "teal"),
 }
 NAMES = {arm: name for arm, (name, _) in STYLES.items()}
 COLORS = {arm: color for arm, (_, color) in STYLES.items()}

@@ -63,16 +63,16 @@ class Racer:
 
     def mark(self, since: Sequence[dict] = ()) -> None:
         """Evaluate, off the clock. `since` are the rows since the last mark."""
-        found = next(iter(evaluation(self.run).values()))
+        results, _ = evaluation(self.run)
+        found = next(iter(results.values()))
         point = {
             "time": self.time,
             "step": len(self.rows),
             "idle": sum(row["groups_without_signal"] / row["groups"] for row in self.rows),
             "generate": sum(row["seconds"]["generate"] for row in self.rows),
         }
-        for key in ("accuracy", "lenient_accuracy", "truncated", "completion_length"):
-            if key in found:
-                point[key] = found[key]
+        for key in ("accuracy", "finished_accuracy", "truncated", "completion_length"):
+            point[key] = found[key]
         entropies = [row["entropy"] for row in since if row.get("entropy") is not None]
         point["entropy"] = statistics.fmean(entropies) if entropies else None
         for key, value in point.items():

@@ -23,7 +23,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from support import settings
+from support import presets, settings
 from support.errors import InputError
 from support.files import write_atomically
 
@@ -33,7 +33,7 @@ QUIET = 0.5  # cores that other processes may keep busy while something is measu
 def train_settings(arguments: argparse.Namespace, *first: str) -> settings.Config:
     """Settings by the flags of train.py after `--`, which count more than the `first` ones."""
     threads = ("--threads", str(arguments.threads))
-    config, command = settings.parse([*threads, *first, *arguments.train_flags])
+    config, command = presets.parse([*threads, *first, *arguments.train_flags])
     for name in ("out", "resume", "eval_only", "dry_run"):
         if getattr(command, name, None):
             raise InputError(f"{settings.flag(name)} after --: bench.py trains as it needs to")

@@ -32,10 +32,8 @@ import train
 from benches.measure import OTHERS, table, train_settings
 from grpo import group_advantages, grpo_loss, loss_normalizer
 from pods import RULES, down_sample
-from rewards import score
 from support.errors import InputError
 from support.run import Run
-from support.settings import REWARD_PARTS
 from support.tasks import Problem
 
 # CPPO's "max_advantage" goes with advantages over all n: another estimate than this file's.
@@ -185,8 +183,7 @@ def draw_pool(
     """
     config, longest = run.config, run.max_new_tokens
     rollouts = run.sampler.generate([prompt_ids], size, longest, config.temperature, seed)
-    weights = dict(zip(REWARD_PARTS, config.reward_weights))
-    parts = score(rollouts.texts[0], [problem.answer] * size, weights, run.opens_think)
+    parts = run.score([problem] * size, rollouts.texts[0])
     rewards = {name: torch.tensor(part, dtype=torch.float64) for name, part in parts.items()}
     if len(rewards["accuracy"].unique()) < 2:
         return None
@@ -194,7 +191,6 @@ def draw_pool(
     # The loss divides by this times m: 1, the mean length, or the most tokens there may be.
     normalizer = loss_normalizer(mask, config.loss_type, longest) / size
     options = {"loss_type": config.loss_type, "normalizer": normalizer}
-    trained = [weight for weight in run.model.parameters() if weight.requires_grad]
     known, gradients, L = {}, [], ids.shape[1] - mask.shape[1]
     run.learner.optimizer.zero_grad()
     for row, T in enumerate(mask.sum(-1).tolist()):
@@ -205,7 +201,7 @@ def draw_pool(
             now = run.learner.policy(*inputs)  # [1, T]
             # An advantage of -1 gives a loss whose gradient is that of the log-probability.
             grpo_loss(now, now.detach(), -torch.ones(1), mask[one, :T], **options).backward()
-            known[tokens] = take_sketch(trained, dimensions)
+            known[tokens] = take_sketch(run.learner.weights(), dimensions)
         gradients.append(known[tokens])
     return Pool(torch.stack(gradients), rewards, rollouts.texts[0])
 

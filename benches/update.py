@@ -108,7 +108,7 @@ def prepare_pass(
         if whole:
             hidden = whole_rows(model, ids, mask, T)  # [P*m, T, hidden]
             output = model.get_output_embeddings()
-            log_probs = target_log_probs(output, hidden, ids[:, -T:], 1.0)  # [P*m, T]
+            log_probs, _ = target_log_probs(output, hidden, ids[:, -T:], 1.0)  # [P*m, T]
         else:
             log_probs = token_log_probs(model, ids, mask, T)
         log_probs.sum().backward()

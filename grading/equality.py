@@ -1,68 +1,59 @@
 r"""When two answers are equal.
 
-    equal("0.5", r"\frac{1}{2}")                        # True
-    equal("(2,1)", "(1,2)")                             # False: brackets keep their order
-    equal("B) sodium", "B")                             # True
-    equal(r"\mathbb{R}\setminus\{1\}", r"x \ne 1")     # raises NeedsAlgebra
+    equal("0.5", r"\frac{1}{2}")             # True
+    equal("(2,1)", "(1,2)")                  # False: brackets keep their order
+    equal("B) sodium", "B")                  # True
+    equal(r"a \equiv 3", r"3 \equiv a")      # False: no rule reads these; they are spelled apart
 
 Both are spelled alike first (`grading.spelling`). Then the rules of this file are asked in turn,
 and the first that knows decides: names, lists, numbers with their units, words, formulas
-(`grading.expressions`). Whatever none of them can read is a question of algebra, which is not
-answered here: `grading.judges` asks math-verify, in a process that may be killed.
+(`grading.formulas`). A verdict depends on the two texts alone, and its work is bounded: texts are
+short, each rule reads them once, and sets compare only so many pairs of items.
 
 What counts as equal, where a mathematician has to decide:
 
     numbers    exact: 0.5 is 1/2, but 0.333333 is not 1/3; 1,234 and 1\,234 and 1 234 are 1234, and
                48,50 is not a number; 1e5 is 100000; 1\frac{1}{2} is 3/2; 2 million is 2000000
     percent    45% is 45 and is 0.45, whichever side has the sign; without a sign 45 is not 0.45
-    units      18 cm and 18cm are 18, not 18 m; $18/day is 18; 90^\circ is 90; nothing is converted.
-               One glued letter is a variable: 5t is not 5; but 20L is 20 where a number is wanted
+    units      18 cm, 18cm and 18 (cm) are 18, not 18 m or 18 cm^2; $18/day is 18; 90^\circ is 90;
+               nothing is converted. One glued letter is a variable: 5t is not 5; but 20L and 20in
+               are 20 where a number is wanted
     bases      52_8 is matched by 52_8 and by 52, as its question names the base; not 52_9 or 42
     work       47+85 is not 132 and 6*7 is not 42, or copying a question would pay; 2^{10} is 1024;
                an answer with \sum, \prod, \int or \lim must be spelled like the reference
-    equations  x=5 is 5 and 5+7=12 is 12 if the other side is no equation; x=5 is not y=5
+    equations  x=5 is 5 and 5+7=12 is 12 if the other side is no equation; x=5 is not y=5. Of a
+               chain x=2+3=5 the last counts, and what follows \approx only where nothing is exact
     lists      1,2 is 2,1 and \{2,1\} and 1,2,2; (1,2) is ordered: it is 1,2, but not \{1,2\},
                [1,2], (2,1) or (1,2,2); \pm 1 is 1,-1, and (\pm 1,0) is two pairs
-    intervals  (2,\infty) is x>2; x<1 or x>2 is a union; the kind of bracket matters
+    sets       (2,\infty) is x>2; x<1 or x>2 is a union; the kind of bracket matters. Sets of real
+               numbers are equal if the same numbers are in them, so \mathbb{R}\setminus\{1\} is
+               x\ne 1; others item by item, and \{x : x>2\} only if it is spelled alike
     words      letter by letter but for case: stop is not pots, and 7 is not seven
-    formulas   NaCl is not ClNa, and H_2O is H2O
+    molecules  NaCl is not ClNa, and H_2O is H2O
     choices    B is matched by B, (B), [B], B) text, B: text, Option B, B is right, and by a lone b;
                not by B or C. A is matched likewise, but "A strong acid" begins with an article
 """
 
 import re
-from collections.abc import Callable
 
-from grading import expressions
-from grading.lists import as_ranges, split_list
+from grading import formulas
+from grading.lists import as_intervals, is_name, same_set, split, split_list
 from grading.quantities import BASED, number, split_unit
 from grading.spelling import normalise
 
 ANSWER_CHARACTERS = 1_000  # a longer answer is no answer
+PAIRS = (1_000, 16, 0)  # of items that are compared in sets, in sets inside lists, and below
 
 
-class NeedsAlgebra(Exception):
-    """None of the rules here can tell; the question is for math-verify."""
-
-
-def _nobody(answer: str, gold: str) -> bool:
-    raise NeedsAlgebra
-
-
-Algebra = Callable[[str, str], bool]
-
-
-def equal(answer: str, gold: str, algebra: Algebra = _nobody) -> bool:
+def equal(answer: str, gold: str, depth: int = 0) -> bool:
     """Whether an answer is worth what the reference is.
 
     Args:
         answer: as it was read, in any spelling.
         gold: the reference, without a marker around it.
-        algebra: asked about two normalised texts that no rule can read.
-    Raises:
-        NeedsAlgebra: there is such a question, and no `algebra` to ask.
+        depth: how many lists the two are items of.
     """
-    if max(len(answer), len(gold)) > ANSWER_CHARACTERS:
+    if max(len(answer), len(gold)) > ANSWER_CHARACTERS or depth >= len(PAIRS):
         return False
     answer, gold = normalise(answer), normalise(gold)
     if not answer or not gold:
@@ -72,23 +63,19 @@ def equal(answer: str, gold: str, algebra: Algebra = _nobody) -> bool:
     if _joined(answer) == _joined(gold):
         return True
     answer, gold = _without_names(answer, gold)
-    for rule in (_by_base, _by_list, _by_number, _by_words):
-        verdict = rule(answer, gold, algebra)
-        if verdict is not None:
+    if (verdict := _by_list(answer, gold, depth)) is not None:
+        return verdict
+    for rule in (_by_number, _by_words):
+        if (verdict := rule(answer, gold)) is not None:
             return verdict
     (answer, _), (gold, _) = split_unit(answer), split_unit(gold)
-    if _joined(answer) == _joined(gold):
-        return True
-    same = expressions.same(answer, gold)
-    if same is None and (expressions.readable(answer) or expressions.readable(gold)):
-        return False  # one is a value and the other none, or work that is not done
-    return algebra(answer, gold) if same is None else same
+    return _joined(answer) == _joined(gold) or formulas.same(answer, gold)
 
 
 def gradable(text: str) -> bool:
     """Whether a reference can be compared with: neither blank, nor cut, nor unfinished.
 
-    Of what no rule can read, at least the same spelling is right, and math-verify is asked.
+    Of what no rule can read, at least the same spelling is right.
     """
     value = normalise(text) if len(text) <= ANSWER_CHARACTERS else ""
     opened, closed = (sum(map(value.count, brackets)) for brackets in ("([{", ")]}"))
@@ -99,29 +86,6 @@ def gradable(text: str) -> bool:
 UNFINISHED = re.compile(  # 5+; \sqrt{}; \frac{1}
     r"[-+*/^_=<>,\\]$|(?<=[\^_}a-z])\{ *\}|\\frac ?(?:\{[^{}]*\}|\w)?$"
 )
-
-
-# ---- What is never computed.
-
-HOSTILE = re.compile(
-    r"\d[)}\s]*\^[\s({+-]*\d+[)}\s]*\^"  # 9^{9^
-    r"|\^[\s({+-]*\d{4}|\d{40}|\d{3,}[)}\s]*!|!.*!|\\binom\s*\{?\d{4}"
-    r"|\\(?:sum|prod|int|lim)(?![a-z])|_\{[^{}]*_|(?:\|[^|]*){7}"
-    r"|\\\{[^{}]*[:|]"  # \{x : x>2\}, which math-verify does not know
-)
-ALGEBRA_CHARACTERS = 150
-ALGEBRA_NESTING = 5
-
-
-def is_tame(text: str) -> bool:
-    """Whether math-verify can be asked: what surely is too big is refused before it costs time."""
-    depth = deepest = 0
-    for character in text[: ALGEBRA_CHARACTERS + 1]:
-        depth += (character in "([{") - (character in ")]}")
-        deepest = max(deepest, depth)
-    small = len(text) <= ALGEBRA_CHARACTERS and deepest <= ALGEBRA_NESTING
-    return small and not HOSTILE.search(text)
-
 
 # ---- Choices.
 
@@ -134,11 +98,12 @@ LABELLED = re.compile(
 )  # b) weak
 NAMED = re.compile(_LABEL + r"([A-Z])(?:, | (?=[a-z\d(\\]|[A-Z][A-Za-z]))")  # B, weak; B weak
 ARTICLE = re.compile(  # of "A ..." and "I ..." only this says that a choice is meant
-    r"[AI](?!,| \(| (?:is|was|seems|must|would|since|because|as|for|due)\b)"
+    r"[AI](?!,| \(| (?:is|was|seems|must|would|since|because|as|for|due|and)\b)"
 )
+OTHER = r"[\[({\"']*(?!I [a-z])(?:[A-Z]\b(?!['-])|[a-z][)\]])"  # "B and I think": I am no choice
 HEDGED = re.compile(  # B or C; B, C; B/C; (B) (C); but not "B, a base" nor "B) (S)-butanol"
     r"[\[({\"']*[A-Za-z][\])}\"'.]*\s*"
-    r"(?:(?:\(?or|and)\b|[/&]"
+    rf"(?:\(?(?:or|and)\b(?=.*?(?<![\w-]){OTHER})|[/&]"
     r"|[,;+]\s*(?:or |and )?(?![Aa] [a-z])[\[(\"']*[A-Za-z](?![\w'-])(?![)\]]-)"
     r"|[\[(]?[A-Z][)\]](?!-))"
 )
@@ -158,90 +123,87 @@ def chosen(text: str) -> str | None:
 
 # ---- Names: x=5.
 
-NAME = (
-    r"(?:[A-Za-z](?:\([A-Za-z]\)|_\{?\w+\}?)?|[A-Z]{2,3}|\\overline\{[A-Z]{2}\}"
-    r"|\\angle ?[A-Z]{1,3})"
-)
-ASSIGNED = re.compile(NAME + r" ?(?:=|\\in(?![a-z])) ?")
-EQUALS = re.compile(r"(?<![<>!\\])=")
+IS_IN = re.compile(r"\\in(?![a-z])")
 
 
 def _without_names(answer: str, gold: str) -> tuple[str, str]:
-    r"""The 5 of "x=5", of "5+7=12" the 12, and the interval of "x \in [1,2]"."""
-    if not EQUALS.search(gold) and len(split_list(answer)[1]) == 1:
-        answer = EQUALS.split(answer)[-1].strip()
-    return _without_name(answer, gold), _without_name(gold, answer)
+    r"""The 5 of "x=5", of "5+7=12" the 12, and the interval of "x \in [1,2]".
+
+    A name is taken off if the other side has none or the same; x=5 against y=5 stays as it is.
+    """
+    (*names, value), (*gold_names, gold_value) = _sides(answer), _sides(gold)
+    if not gold_names or names == gold_names or (not names and is_name(gold_names[0])):
+        return value, gold_value
+    return answer, gold
 
 
-def _without_name(text: str, other: str) -> str:
-    """The value of a named one, unless the other side is named too."""
-    named = ASSIGNED.match(text)
-    if not named or EQUALS.search(text, named.end()) or len(split_list(text)[1]) != 1:
-        return text
-    return text if EQUALS.search(other) or ASSIGNED.match(other) else text[named.end() :]
-
-
-# ---- Bases.
-
-
-def _by_base(answer: str, gold: str, algebra: Algebra) -> bool | None:
-    """52_8 is 52_{8} and 52. Of a reference without a base, the answer's value counts."""
-    based, gold_based = BASED.fullmatch(answer), BASED.fullmatch(gold)
-    if not gold_based:
-        return None
-    return based.groups() == gold_based.groups() if based else answer == gold_based[1]
+def _sides(text: str) -> list[str]:
+    r"""x and 5 of "x=5", "x=2+3=5", "x\approx 5", "x=5\approx 5.0"; 5 alone of "2+3=4+1=5"."""
+    exact, *rounded = re.split(r" ?\\approx ?", text)
+    name, *values = split(IS_IN.sub("=", exact), ("=",)) or [exact]
+    if rounded and not values and is_name(name):
+        values = rounded
+    if len(split_list(text)[1]) != 1:
+        return [text]
+    named = len(values) == 1 or is_name(name)
+    return [name, *values[-1:]] if named else values[-1:] or [exact]
 
 
 # ---- Lists, intervals, matrices.
 
 ORDERED = [{"()"}, {"()", ""}, {"[]"}, {"(]"}, {"[)"}]  # kinds of lists that can be equal
-SET = re.compile(r"\\(?:cup|cap|setminus|mathbb|\{)")
-UNORDERED = [{""}, {r"\{\}"}, {r"\{\}", ""}, {r"\cup"}]
+UNORDERED = [{""}, {r"\{\}"}, {r"\{\}", ""}]
 
 
-def _by_list(answer: str, gold: str, algebra: Algebra) -> bool | None:
+def _by_list(answer: str, gold: str, depth: int) -> bool | None:
     """Lists item by item. Orders and repeats count inside brackets, but for those of sets."""
-    (variable, ranges), (gold_variable, gold_ranges) = as_ranges(answer), as_ranges(gold)
-    if ranges and gold_ranges:
-        if variable and gold_variable and variable != gold_variable:
-            return False  # x>2 is not y>2
-        answer, gold = ranges, gold_ranges
+    (variable, intervals), (gold_variable, gold_intervals) = (
+        as_intervals(answer),
+        as_intervals(gold),
+    )
+    if intervals and gold_intervals and (not variable or gold_variable in (variable, "")):
+        answer, gold = intervals, gold_intervals  # but x>2 is not y>2
+    if (verdict := same_set(answer, gold)) is not None:
+        return verdict
     (kind, answers), (gold_kind, golds) = split_list(answer), split_list(gold)
     kinds = {kind, gold_kind}
     if kinds == {""} and len(answers) == len(golds) == 1:
         return None
     if kinds in UNORDERED:
-        return _equal_sets(answers, golds, algebra)
-    if kinds == {r"\cup", r"\{\}"}:
-        return None  # \{1,2\}\cup\{3\} may be \{1,2,3\}
+        return _same_items(answers, golds, depth)
     if len(answers) > 1 and len(golds) > 1:
         matrices = len(kinds) == 1 and kind.startswith("matrix")
         if (kinds not in ORDERED and not matrices) or len(answers) != len(golds):
             return False
-        return all(equal(a, g, algebra) for a, g in zip(answers, golds, strict=True))
-    # A list is not one thing, unless that is a set spelled in another way: \mathbb{R}, \{x : x>1\}.
-    return None if SET.search(answer + " " + gold) else False
+        return all(equal(a, g, depth + 1) for a, g in zip(answers, golds, strict=True))
+    return False  # a list is not one thing
 
 
-def _equal_sets(answers: list[str], golds: list[str], algebra: Algebra) -> bool:
+def _same_items(answers: list[str], golds: list[str], depth: int) -> bool:
     """Whether each item has an equal one on the other side, however often it is repeated."""
     answers, golds = list(dict.fromkeys(answers)), list(dict.fromkeys(golds))
-    if len(answers) > 2 * len(golds) or not answers:
+    rest, gold_rest = set(answers) - set(golds), set(golds) - set(answers)
+    if len(rest) * len(golds) + len(gold_rest) * len(answers) > PAIRS[depth]:
         return False
-    rows = [[equal(a, g, algebra) for g in golds] for a in answers]
-    return all(map(any, rows)) and all(map(any, zip(*rows, strict=True)))
+    return all(any(equal(a, g, depth + 1) for g in golds) for a in rest) and all(
+        any(equal(a, g, depth + 1) for a in answers) for g in gold_rest
+    )
 
 
 # ---- Numbers and words.
 
 CLOSED = re.compile(r"[A-Za-z]|(?:[-+*/(){}\d. ]|\\times|\\cdot|\\div)+")  # a letter; work
-WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:[abc]+|[xyz]+)(?![A-Za-z]))[A-Za-z]{3,}")  # abc is a*b*c
+LETTER = r"[^\W\d_]"
+WORD = re.compile(rf"(?<!\\)(?<!{LETTER})(?!(?:[abc]+|[xyz]+)(?!{LETTER})){LETTER}{{3,}}")
 SHORT_WORD = re.compile(r"(?![abc]+$)(?=.?[aeiou])[a-z]{2}", re.IGNORECASE)  # no, on; but AB is BA
-FORMULA = re.compile(r"(?=.*[a-z\d])(?:[A-Z][a-z]?(?:_?\{?\d+\}?)?)+")  # NaCl, H_2O
+MOLECULE = re.compile(r"(?=.*[a-z\d])(?:[A-Z][a-z]?(?:_?\{?\d+\}?)?)+")  # NaCl, H_2O
 
 
-def _by_number(answer: str, gold: str, algebra: Algebra) -> bool | None:
-    """Exact numbers; a percentage is its number and its hundredth."""
+def _by_number(answer: str, gold: str) -> bool | None:
+    """Exact numbers; a percentage is its number and its hundredth; 52_8 is 52_{8} and 52."""
+    if based := BASED.fullmatch(gold):
+        given = BASED.fullmatch(answer)
+        return given.groups() == based.groups() if given else answer == based[1]
     gold_value, gold_unit = split_unit(gold)
     gold_number = number(gold_value)
     value, unit = split_unit(answer, letters=gold_number is not None)
@@ -258,18 +220,18 @@ def _by_number(answer: str, gold: str, algebra: Algebra) -> bool | None:
     return decimal in (percent, percent / 100)
 
 
-def _by_words(answer: str, gold: str, algebra: Algebra) -> bool | None:
-    """Letter by letter: never by algebra, to which words are products of letters."""
+def _by_words(answer: str, gold: str) -> bool | None:
+    """Letter by letter: never by values, for which words are products of letters."""
     (value, _), (gold_value, _) = split_unit(answer), split_unit(gold)
     if not _is_words(value) and not _is_words(gold_value):
         return None
-    if FORMULA.fullmatch(_joined(answer)) and FORMULA.fullmatch(_joined(gold)):
+    if MOLECULE.fullmatch(_joined(answer)) and MOLECULE.fullmatch(_joined(gold)):
         return re.sub("[_{}]", "", _joined(answer)) == re.sub("[_{}]", "", _joined(gold))
     return answer.replace(" ", "").casefold() == gold.replace(" ", "").casefold()
 
 
 def _is_words(value: str) -> bool:
-    if FORMULA.fullmatch(value) or SHORT_WORD.fullmatch(value):
+    if MOLECULE.fullmatch(value) or SHORT_WORD.fullmatch(value):
         return True
     return r"\begin" not in value and bool(WORD.search(ACCENTED.sub("", value)))
 

@@ -3,11 +3,11 @@ r"""Plain numbers, exactly, and the units behind them.
     number("1 1/2")                    # Fraction(3, 2)
     number("47+85")                    # None: work is no number
     split_unit("60 km/h")              # ("60", "km/h")
-    split_unit(r"12\pi square cm")     # (r"12\pi", "cm")
+    split_unit(r"12\pi square cm")     # (r"12\pi", "cm^2")
 
 A number is what a reader copies without computing: digits, a decimal, a fraction of those, a mixed
-number, a power of ten, a number in another base. Units are cut off and compared, never converted;
-words that are not in the table (apples) are cut off and mean nothing.
+number, a power of ten, a number in another base. Units are cut off and compared with their powers,
+never converted; words that are no units (apples) are cut off and mean nothing.
 """
 
 import re
@@ -52,32 +52,40 @@ def number(text: str) -> Fraction | None:
     return -value if mixed[1] == "-" else value
 
 
-UNITS = {  # every spelling of a unit, and the one it is compared by
-    word: names.split()[0]
-    for names in re.split(
-        ",",
-        """% percent percentage pct, degree, degreeC, degreeF, degreeK,
-        mm millimeter millimeters, cm centimeter centimeters,
-        m meter meters metre metres, km kilometer kilometers kms,
-        in inch inches, ft foot feet, yd yard yards, mi mile miles, mg milligram milligrams,
-        g gram grams, kg kgs kilogram kilograms, lb lbs pound pounds, oz ounce ounces,
-        mL ml milliliter milliliters, L liter liters litre litres,
-        s sec secs second seconds, min mins minute minutes, h hr hrs hour hours, day days,
-        week weeks, month months, yr yrs year years, am, pm, mph, kph, kmph,
-        dollar dollars, cent cents""",
-    )
-    for word in names.split()
-}
-UNIT_WORD = re.compile(r"%|/?[A-Za-z][A-Za-z'-]*\.?(?:/[A-Za-z]+\.?)?(?:\^\{?-?[1-3]\}?)?")
-DEGREE = re.compile(r"^(?!.*\\(?:sin|cos|tan|cot|sec|csc))(.*)\^\\circ ?([CFK]?)$")
-_GLUED = "|".join(word for word in UNITS if len(word) > 1 and word not in ("in", "mi", "mg"))
-GLUED_UNIT = re.compile(
-    rf"(?<=[\d}}])(?=(?:(?:{_GLUED}|dm)(?:\^\{{?[23]\}}?)?(?:/[A-Za-z]+)?"
-    r"|/[A-Za-z]{2,})$)"
+UNITS = (  # spellings of a unit, and the one it is compared by; an s behind it is a plural
+    {"percent": "%", "percentage": "%", "pct": "%", "pound": "lb", "ounce": "oz", "year": "yr"}
+    | {"inch": "in", "inches": "in", "foot": "ft", "feet": "ft", "yard": "yd", "mile": "mi"}
+    | {"sec": "s", "second": "s", "minute": "min", "hr": "h", "hour": "h", "ml": "mL", "l": "L"}
+    | {
+        prefix + word: prefix[:1] + unit
+        for prefix in ("", "milli", "centi", "kilo")
+        for word, unit in (
+            ("meter", "m"),
+            ("metre", "m"),
+            ("gram", "g"),
+            ("liter", "L"),
+            ("litre", "L"),
+        )
+    }
 )
+UNITS |= {unit: unit for unit in UNITS.values()}
+UNITS |= {unit: unit for unit in ("day", "week", "month", "dollar", "cent", "am", "pm", "mph")}
+UNITS |= {unit: unit for unit in ("degree", "degreeC", "degreeF", "degreeK")}
+METRIC = r"[kMGmµncd](?:[mgsJNWVAL]|Hz|Pa|eV|mol|cal)|[kMG]?(?:Hz|Pa|eV|mol|cal)"
+SYMBOL = re.compile(rf"[JNWVAKCF]|{METRIC}")  # behind a blank these are units, too
+POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}  # in front of a unit
+_WORD = r"[^\W\d_](?:[^\W\d_]|['-])*\.?"
+UNIT_WORD = re.compile(rf"%|/?{_WORD}(?:/{_WORD})?(?:\^\{{?-?[1-3]\}}?)?")
+IN_BRACKETS_BEHIND = re.compile(rf" [(\[] ?({_WORD}(?:[ /]{_WORD})*(?:\^\d)?) ?[)\]]$")  # 5 (cm)
+DEGREE = re.compile(r"^(?!.*\\(?:sin|cos|tan|cot|sec|csc))(.*)\^\\circ ?([CFK]?)$")
+_LONG = "|".join(word for word in UNITS if len(word) > 1 and word not in ("in", "mi", "mg"))
+_POWER = r"(?:\^\{?[23]\}?)?(?:/[A-Za-z]+)?"
+GLUED_UNIT = re.compile(  # also 18/day and 12元
+    rf"(?<=[\d}}])(?=(?:(?:{_LONG}|dm)s?{_POWER}|/[A-Za-z]{{2,}}|[^\W\d_A-Za-z]+)$)"
+)
+GLUED_TO_NUMBER = re.compile(rf"(?<=\d)(?=(?:L|in|mi|m(?=\^)|{METRIC}){_POWER}$)")
 UNIT_FRACTION = re.compile(r" ?\\frac\{([A-Za-z]{2,})\}\{([A-Za-z]+)\}$")  # \frac{km}{h}
-GLUED_LETTER = re.compile(r"(?<=\d)(?=(?:L|m\^\{?[23]\}?)$)")
-VARIABLES = re.compile(r"[A-Za-z]{0,2}|[abc]+|[xyz]+")  # 5 x, 3 ab/c
+VARIABLES = re.compile(r"(?!of$|on$|at$|to$|by$)[A-Za-z]{0,2}|[abc]+|[xyz]+")  # 5 x, 3 ab/c
 # Behind a number these change its value: 5 squared, 2 thirds, 9 or 10.
 NUMBER_WORD = re.compile(
     r"(?:and|or|not|plus|minus|times|over|squared|cubed|factorial|dozen|hundred|hal(?:f|ves)"
@@ -90,28 +98,41 @@ def split_unit(text: str, letters: bool = False) -> tuple[str, str | None]:
 
     Args:
         text: normalised.
-        letters: a number is wanted, so L and m^2 glued to digits are units and no variables.
+        letters: a number is wanted, so L, m^2 or in glued to digits are units and no variables.
     Returns:
-        The value, and the unit if it is one of `UNITS`; the whole text if there is nothing to cut.
+        The value, and the unit with its power if it is a known one; the whole text if there is
+        nothing to cut.
     """
-    text = UNIT_FRACTION.sub(r" \1/\2", text)
-    cut = GLUED_UNIT.sub(" ", DEGREE.sub(r"\1 degree\2", text))
-    words = (GLUED_LETTER.sub(" ", cut) if letters else cut).split(" ")
+    cut = IN_BRACKETS_BEHIND.sub(r" \1", UNIT_FRACTION.sub(r" \1/\2", text))
+    cut = GLUED_UNIT.sub(" ", DEGREE.sub(r"\1 degree\2", cut))
+    words = (GLUED_TO_NUMBER.sub(" ", cut) if letters else cut).split(" ")
     kept = len(words)
     while kept and UNIT_WORD.fullmatch(words[kept - 1]):
         kept -= 1
-    value, names = " ".join(words[:kept]), [_unit_name(word) for word in words[kept:]]
+    value, names = " ".join(words[:kept]), [re.sub(r"[.{}]", "", word) for word in words[kept:]]
     if not names or len(names) > 6 or not re.search(r"(?:[\d})]|\\pi)$", value):
-        return text, None
-    if any(part not in UNITS and VARIABLES.fullmatch(part) for part in names[0].split("/")):
         return text, None
     if any(map(NUMBER_WORD.fullmatch, names)):
         return text, None
-    known = ["/".join(UNITS.get(part, "?") for part in name.split("/")) for name in names]
-    rates = (word.startswith("/") for word in words[kept:])  # 18/day has no days
-    named = (name for name, rate in zip(known, rates) if "?" not in name and not rate)
-    return value, next(named, None)
+    for part in re.sub(r"\^-?\d", "", names[0]).strip("/").split("/"):
+        if VARIABLES.fullmatch(part) and not _unit(part) and part not in POWERS:
+            return text, None
+    power = ""
+    for name in names:
+        if unit := _unit(name):
+            return value, unit + power
+        power = POWERS.get(name, "")
+    return value, None
 
 
-def _unit_name(word: str) -> str:
-    return re.sub(r"\^.*|\.|^/", "", word)
+def _unit(name: str) -> str | None:
+    """The unit that a word such as km/h or cm^2 stands for, or None; 18/day has none."""
+    units = []
+    for part in name.split("/"):
+        base, hat, power = part.partition("^")
+        if base not in UNITS and len(base) > 2:
+            base = base.removesuffix("s")
+        if base not in UNITS and not SYMBOL.fullmatch(base):
+            return None
+        units.append(UNITS.get(base, base) + hat + power)
+    return "/".join(units)

@@ -15,10 +15,10 @@ import functools
 import re
 import unicodedata
 
-# Text inside LaTeX. Its braces may hold no others; normalise() starts with the innermost.
+# Text inside LaTeX, with braces inside it at most once: \mathrm{H_{2}O}.
 TEXT = re.compile(
     r"\\(?:text[a-z]*|mbox|hbox|math(?:rm|bf|it|sf|tt|normal)|operatorname\*?|emph|boldsymbol)"
-    r"\s*\{([^{}]*)\}"
+    r"\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"
 )
 
 CHARACTERS = str.maketrans(  # what people type, as LaTeX spells it
@@ -27,20 +27,15 @@ CHARACTERS = str.maketrans(  # what people type, as LaTeX spells it
     | dict.fromkeys("£¥€" + "".join(map(chr, range(0x20A0, 0x20C1))), "")  # currencies
     | dict.fromkeys("\u201c\u201d\u201e", '"')
     | dict.fromkeys("\u2018\u2019", "'")
-    | {
-        "¢": " cents",
-        "°": r"^\circ ",
-        "\u2044": "/",
-        "\u00d7": r"\times ",
-        "·": r"\cdot ",
-        "÷": "/",
-    }
-    | {"π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "∅": r"\emptyset ", "⟨": "(", "⟩": ")"}
-    | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "\u222a": r"\cup ", "∈": r"\in "}
+    | {"¢": " cents", "°": r"^\circ ", "\u2044": "/", "÷": "/", "⟨": "(", "⟩": ")", "。": "."}
+    | {"∞": r"\infty ", "∅": r"\emptyset ", "\u00d7": r"\times ", "·": r"\cdot ", "±": r"\pm "}
+    | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in "}
+    | {"\u222a": r"\cup ", "\u2229": r"\cap ", "\u2216": r"\setminus "}
 )
 SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 SUBSCRIPTS = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 VULGAR_FRACTION = re.compile("[¼½¾⅐-⅞]")
+GREEK = re.compile("(?<![^\\W\\d_])[\u03b1-\u03c9](?![^\\W\\d_])")  # one letter, no word
 
 
 def plain(text: str) -> str:
@@ -53,8 +48,9 @@ def plain(text: str) -> str:
     text = VULGAR_FRACTION.sub(
         lambda half: r"\frac{{{}}}{{{}}}".format(*compatible(half[0]).split("\u2044")), text
     )
+    text = GREEK.sub(lambda letter: rf"\{unicodedata.name(letter[0]).split()[-1].lower()} ", text)
     text = re.sub(r"√ *(\d+|(?=[a-zA-Z(\\{]))", lambda root: sqrt_of(root[1]), text)
-    return compatible(text).translate(CHARACTERS)
+    return compatible(text.replace("\u211d", r"\mathbb{R}")).translate(CHARACTERS)
 
 
 def sqrt_of(digits: str) -> str:
@@ -62,92 +58,66 @@ def sqrt_of(digits: str) -> str:
     return rf"\sqrt{{{digits}}}" if digits else r"\sqrt "
 
 
-FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|csc|sec|log|ln|exp|pi|infty"
+COMMANDS = "(?:[dt]?frac|sqrt|left|right|l?g?eq?|infty|pi|text|cup|pm|cdot|times)(?![a-z])"
+FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|csc|sec|log|ln|exp|gcd|lcm|max|min"
 
 # What is searched for, what stands in its place, and an example before and after all rewrites.
 REWRITES = [
-    (re.compile(pattern), replacement, before, after)
-    for pattern, replacement, before, after in (
-        (r",\\!\s*|\{,\}", ",", r"11,\! 111", "11111"),
-        (r"\\!", "", r"4\!:\!51", "4:51"),
-        (
-            r"\\(?:left|right|displaystyle|limits|[Bb]igg?[lrm]?)(?![a-zA-Z])|(?<!\\)\\[()\[\]]",
-            "",
-            r"\left(1,2\right]",
-            "(1,2]",
-        ),
-        (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![a-z]))|~|\s", " ", r"5\,\text{m}", "5 m"),
-        (r"(?:\b(?:US|CA|AU))?\\?\$|\\pounds|\\euro(?![a-z])|\bRs\b\.?", "", "US$20", "20"),
-        (r"\\?%|\b(?:percent|percentage)\b", " %", r"45\%", "45 %"),
-        (r"\*\*", "^", "x**2", "x^2"),
-        (r"\\[dtc]frac(?![a-z])", r"\\frac", r"\dfrac{1}{2}", r"\frac{1}{2}"),
-        (r"\\frac\s*(\d)", r"\\frac{\1}", r"\frac1{2}", r"\frac{1}{2}"),
-        (r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}", r"\frac12", r"\frac{1}{2}"),
-        (
-            r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree(?![a-z])",
-            r"^\\circ ",
-            r"90^{\circ}",
-            r"90^\circ",
-        ),
-        (TEXT.pattern, r" \1 ", r"18\mbox{ cm}", "18 cm"),
-        (TEXT.pattern, r" \1 ", r"\textbf{\text{(C)} 5}", "(C) 5"),  # the outer one
-        (r"(?<=[\d})]) *deg(?:rees?)?\b", r"^\\circ ", "sin(30) degrees", r"\sin (30)^\circ"),
-        (
-            r"(?<=\d) *([AaPp])\.? ?[Mm]\b\.?",
-            lambda half: f" {half[1].lower()}m",
-            "9 A.M.",
-            "9 am",
-        ),
-        (r"\bm ?(?=\\angle)", "", r"m\angle A=5", r"\angle A=5"),
-        (
-            r"(?<=\d) ?(?:\^ ?\{ ?(?:st|nd|rd|th) ?\}|\^? ?(?:st|nd|rd|th)\b)",
-            "",
-            r"12^{\text{th}}",
-            "12",
-        ),
-        (r"(?<![\\a-zA-Z])sqrt ?(\d+)", r"\\sqrt{\1}", "2sqrt12", r"2\sqrt{12}"),
-        (r"(?<![\\a-zA-Z])sqrt", r"\\sqrt", "sqrt(x+1)", r"\sqrt(x+1)"),
-        (
-            # "sec" is a second, too, unless something that it can be taken of follows
-            rf"(?<![\\a-zA-Z])(?!sec(?! ?[({{^\\x]))({FUNCTIONS})(?![a-zA-Z])",
-            r"\\\1 ",
-            "2sin(pi)",
-            r"2\sin (\pi )",
-        ),
-        (
-            r"(?<![\\a-zA-Z])(?:infinity|inf)(?![a-zA-Z])",
-            r"\\infty ",
-            "(2,infinity)",
-            r"(2,\infty )",
-        ),
-        (r"\\varnothing|\\\{ *\\\}", r"\\emptyset", r"\{\}", r"\emptyset"),
-        (r"\\(?:langle|lparen)(?![a-z])", "(", r"\langle 1,2)", "( 1,2)"),
-        (r"\\(?:rangle|rparen)(?![a-z])", ")", r"(1,2\rangle", "(1,2)"),
-        (r"\\[lr]?vert(?![a-z])|\\mid(?![a-z])", "|", r"\lvert x\rvert", "| x|"),
-        (r"\\leq(?:slant)?(?![a-z])|<=", r"\\le ", r"x\leq 2", r"x\le 2"),
-        (r"\\geq(?:slant)?(?![a-z])|>=", r"\\ge ", "x>=2", r"x\ge 2"),
-        (r"\\lt(?![a-z])", "<", r"x\lt 2", "x< 2"),
-        (r"\\gt(?![a-z])", ">", r"x\gt 2", "x> 2"),
-        (r"\b(?:[Mm]inus|[Nn]egative)\s+(?=[\d.])", "-", "minus 7", "-7"),
-        (r"\s+per\s+", "/", "5 miles per hour", "5 miles/hour"),
-        (r" *(?<!\\)/ *", "/", "60 km / h", "60 km/h"),
-        (r" +", " ", "1  1/2", "1 1/2"),
-        (
-            r"(?<![\\ ])\{ | (?=[}^])",
-            lambda at: at[0].strip(),
-            r"\frac{ \pi }{4}",
-            r"\frac{\pi}{4}",
-        ),
-        (r"\^\(([^()]*)\)", r"^{\1}", "x^(1/2)", "x^{1/2}"),
-        (r"([_^])\{(\w)\}(?!\d)", r"\1\2", "x^{2}", "x^2"),
-        (r"^ ?([-+]) ", r"\1", "- 7", "-7"),
-        (r"(?<=\d)E(?=[-+]?\d)", "e", "1.2E5", "1.2e5"),
-        (r"(?<=\d) thousand\b", "e3", "48.5 thousand", "48.5e3"),
-        (r"(?<=\d) million\b", "e6", "2 million people", "2e6 people"),
-        (r"(?<=\d) billion\b", "e9", "2 billion", "2e9"),
-    )
+    # escaped once too often; in a matrix the two mean a new row
+    (rf"(?<!\\)\\\\(?={COMMANDS})", r"\\", r"\\frac{1}{2}", r"\frac{1}{2}"),
+    (r",\\!\s*|\{,\}", ",", r"11,\! 111", "11111"),
+    (r"\\!|\\(?:left|right|displaystyle|limits|[Bb]igg?[lrm]?)(?![a-zA-Z])", "", r"\left(1", "(1"),
+    (r"(?<!\\)\\[()\[\]]", "", r"\(1,2]\)", "1,2]"),
+    (r"^ ?(?:~|(?:about|approximately|roughly)\b|\\approx) ?(?=[-+.$\\\d])", "", "~11", "11"),
+    (r"\\(?:simeq|sim)(?![a-z])", r"\\approx", r"x\sim 2", r"x\approx 2"),
+    (r"(?<!\\)\\(?:[,;:> ]|q?quad)|~|\s", " ", r"5\,\text{m}", "5 m"),
+    (r"(?:\b(?:US|CA|AU))?\\?\$|\\pounds|\\euro(?![a-z])|\bRs\b\.?", "", "US$20", "20"),
+    (r"\\?%|\b(?:percent|percentage)\b", " %", r"45\%", "45 %"),
+    (r"\*\*", "^", "x**2", "x^2"),
+    (r"\\[dtc]frac(?![a-z])", r"\\frac", r"\dfrac{1}{2}", r"\frac{1}{2}"),
+    (r"\\frac\s*(\d)", r"\\frac{\1}", r"\frac1{2}", r"\frac{1}{2}"),
+    (r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}", r"\frac12", r"\frac{1}{2}"),
+    (r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree", r"^\\circ ", r"90^{\circ}", r"90^\circ"),
+    (TEXT.pattern, r" \1 ", r"18\mbox{ cm}", "18 cm"),
+    (TEXT.pattern, r" \1 ", r"\textbf{\text{(C)} 5}", "(C) 5"),  # the inner one
+    (r"(?<=[\d)}])(or|and)(?=[-\\(\[\d ]|[A-Za-z](?![a-z]))", r" \1 ", "1or x", "1 or x"),
+    (r"(?<=[\d})]) *deg(?:rees?)?\b", r"^\\circ ", "sin(30) degrees", r"\sin (30)^\circ"),
+    (r"(?<=\d) *[Aa]\.? ?[Mm]\b\.?", " am", "9 A.M.", "9 am"),
+    (r"(?<=\d) *[Pp]\.? ?[Mm]\b\.?", " pm", "9p.m.", "9 pm"),
+    (r"\bm ?(?=\\angle)", "", r"m\angle A=5", r"\angle A=5"),
+    (r"(?<=\d) ?\^? ?(?:\{ ?)?(?:st|nd|rd|th)\b(?: ?\})?", "", r"12^{\text{th}}", "12"),
+    (r"(?<![\\a-zA-Z])sqrt ?(\d+)", r"\\sqrt{\1}", "2sqrt12", r"2\sqrt{12}"),
+    (r"(?<![\\a-zA-Z])(sqrt|pi(?![a-zA-Z]))", r"\\\1", "pi*sqrt(x)", r"\pi*\sqrt(x)"),
+    # "sec" is a second, too, unless something that it can be taken of follows
+    (r"(?<![\\a-zA-Z])sec(?= ?[({^\\x])", r"\\sec ", "sec(x)", r"\sec (x)"),
+    (rf"(?<![\\a-zA-Z])(?!sec)({FUNCTIONS})(?![a-zA-Z])", r"\\\1 ", "2sin(x)", r"2\sin (x)"),
+    (r"(?<![\\a-zA-Z])inf(?:inity|ty)?(?![a-zA-Z])", r"\\infty ", "(2,inf)", r"(2,\infty )"),
+    (r"\\mathbb ?R(?![a-z])|\\(?:R|Reals)(?![a-z])", r"\\mathbb{R}", r"\R", r"\mathbb{R}"),
+    (r"\\varnothing|\\\{ *\\\}", r"\\emptyset", r"\{\}", r"\emptyset"),
+    (r"\\(?:langle|lparen)(?![a-z])", "(", r"\langle 1,2)", "( 1,2)"),
+    (r"\\(?:rangle|rparen)(?![a-z])", ")", r"(1,2\rangle", "(1,2)"),
+    (r"\\[lr]?vert(?![a-z])|\\mid(?![a-z])", "|", r"\lvert x\rvert", "| x|"),
+    (r"\\leq(?:slant)?(?![a-z])|<=", r"\\le ", r"x\leq 2", r"x\le 2"),
+    (r"\\geq(?:slant)?(?![a-z])|>=", r"\\ge ", "x>=2", r"x\ge 2"),
+    (r"\\neq?(?![a-z])|\\not ?=|!=", r"\\ne ", "x!=2", r"x\ne 2"),
+    (r"\\lt(?![a-z])", "<", r"x\lt 2", "x< 2"),
+    (r"\\gt(?![a-z])", ">", r"x\gt 2", "x> 2"),
+    (r"\b(?:[Mm]inus|[Nn]egative)\s+(?=[\d.])", "-", "minus 7", "-7"),
+    (r"\s+per\s+", "/", "5 miles per hour", "5 miles/hour"),
+    (r" *(?<!\\)/ *", "/", "60 km / h", "60 km/h"),
+    (r" +", " ", "1  1/2", "1 1/2"),
+    (r"(?<![\\ ])\{ | (?=[}^])", lambda at: at[0].strip(), r"2^{ \pi }", r"2^{\pi}"),
+    (r"\^\(([^()]*)\)", r"^{\1}", "x^(1/2)", "x^{1/2}"),
+    (r"([_^])\{(\w)\}(?!\d)", r"\1\2", "x^{2}", "x^2"),
+    (r"^ ?([-+]) ", r"\1", "- 7", "-7"),
+    (r"(?<=\d)E(?=[-+]?\d)", "e", "1.2E5", "1.2e5"),
+    (r"(?<=\d) thousand\b", "e3", "48.5 thousand", "48.5e3"),
+    (r"(?<=\d) million\b", "e6", "2 million people", "2e6 people"),
+    (r"(?<=\d) billion\b", "e9", "2 billion", "2e9"),
 ]
-GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)|^[-+]?\d{1,3}(?: \d{3})+(?![\d,/])")
+PATTERNS = [(re.compile(pattern), replacement) for pattern, replacement, *_ in REWRITES]
+GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,\d{3})+(?!,?\d)|(?: \d{3})+(?! ?[\d,/]))")
+IN_BRACKETS = re.compile(r"[(\[]|\\\{|^\{")
 
 
 @functools.lru_cache(maxsize=8192)
@@ -162,10 +132,10 @@ def normalise(text: str) -> str:
     text = plain(text).strip().strip('`*_"')
     if len(text) > 2 and text[0] == text[-1] == "'":
         text = text[1:-1]
-    for pattern, replacement, *_ in REWRITES:
+    for pattern, replacement in PATTERNS:
         text = pattern.sub(replacement, text)
     text = text.strip(' ,;"')
     text = text[:-1].rstrip() if text.endswith(".") else text
-    if not re.search(r"[(\[]|\\\{", text):  # inside brackets a comma separates: (1,234) is a pair
+    if not IN_BRACKETS.search(text):  # there a comma separates: (1,234) is a pair
         text = GROUPS.sub(lambda group: re.sub("[ ,]", "", group[0]), text)
     return text

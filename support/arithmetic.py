@@ -55,44 +55,32 @@ def error_kind(prompt: str, completion: str) -> str:
     thought = re.fullmatch(r"(\d)\+(\d)=(\d+),(\d)\+(\d)(\+1)?=(\d+)", parts[0]) if parts else None
     if len(parts) != 2 or thought is None or not parts[1].isdigit():
         return "form"
-    a0, b0, low, a1, b1, inner, high = thought.groups()
-    if (a1, a0, b1, b0) != (prompt[0], prompt[1], prompt[3], prompt[4]):
+    a0, b0, low, a1, b1, plus_one, high = thought.groups()
+    low, high, carried = int(low), int(high), 1 if plus_one else 0
+    if f"{a1}{a0}+{b1}{b0}=" != prompt or low != int(a0) + int(b0):
         return "column"
-    if int(low) != int(a0) + int(b0):
-        return "column"
-    if bool(inner) != (int(low) >= 10):
+    if carried != low // 10:
         return "inner carry"
-    if int(high) != int(a1) + int(b1) + bool(inner):
+    if high != int(a1) + int(b1) + carried:
         return "column"
-    if parts[1] == _answer(int(high) >= 10, high, low):
+    if parts[1] == _answer(high >= 10, high, low):
         return "form"
     # The one carry that is left is the leading 1: 132 written 32, or 26 written 126.
-    return "leading carry" if parts[1] == _answer(int(high) < 10, high, low) else "column"
+    return "leading carry" if parts[1] == _answer(high < 10, high, low) else "column"
 
 
 def _written(prompt: str, carry: Callable[[bool], bool]) -> str:
     """The completion of a sum in which `carry(due)` says whether a carry is written."""
     a, b = map(int, prompt.removesuffix("=").split("+"))
     low = a % 10 + b % 10
-    inner = carry(low >= 10)
-    high = a // 10 + b // 10 + inner
-    answer = _answer(carry(high >= 10), high, low)
-    thought = f"{a % 10}+{b % 10}={low},{a // 10}+{b // 10}{'+1' * inner}={high}"
-    return f"<think>{thought}</think><answer>{answer}</answer>"
+    if carry(low >= 10):
+        high, carried = a // 10 + b // 10 + 1, "+1"
+    else:
+        high, carried = a // 10 + b // 10, ""
+    thought = f"{a % 10}+{b % 10}={low},{a // 10}+{b // 10}{carried}={high}"
+    return f"<think>{thought}</think><answer>{_answer(carry(high >= 10), high, low)}</answer>"
 
 
-def _answer(leading_one: bool, high: str | int, low: str | int) -> str:
+def _answer(leading_one: bool, high: int, low: int) -> str:
     """The answer's digits from the two column sums."""
-    return "1" * leading_one + str(high)[-1] + str(low)[-1]
-
-
-def carries(prompt: str) -> int:
-    """How many of a sum's two columns carry: `47+85=` -> 2."""
-    a, b = map(int, prompt.removesuffix("=").split("+"))
-    return (a % 10 + b % 10 >= 10) + (a + b >= 100)
-
-
-def sums() -> list[tuple[str, str]]:
-    """All 8,100 sums of two two-digit numbers: prompt and answer."""
-    numbers = range(10, 100)
-    return [(f"{a}+{b}=", str(a + b)) for a in numbers for b in numbers]
+    return ("1" if leading_one else "") + str(high % 10) + str(low % 10)

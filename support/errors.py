@@ -1,14 +1,13 @@
 """What goes wrong for reasons that the user can mend, and how it is said: in one line.
 
 raise InputError("--m 80 is larger than --n 64: lower --m or raise --n")
-line, code = explained(error)           # or None: a fault of ours, which deserves its traceback
-say("12 prompts are too long: dropped") # what is no reason to stop
+line, code = explained(error)           # or None: a fault of ours, which needs its traceback
+say("12 prompts are too long: dropped") # something to know, but no reason to stop
 """
 
 import os
+import re
 import sys
-
-import torch
 
 
 class InputError(ValueError):
@@ -16,30 +15,31 @@ class InputError(ValueError):
 
 
 def say(line: str) -> None:
-    """A line on stderr, since stdout belongs to the results; one of several processes speaks."""
+    """Print to stderr, since stdout belongs to the results; one of several processes speaks."""
     if os.environ.get("RANK", "0") == "0":
         print(line, file=sys.stderr)
 
 
-OUT_OF_MEMORY = (
-    "out of memory ({reason}): in the update lower --micro-batch (a resumed run may, too) or --m, "
-    "in generation --n or --max-new-tokens"
-)
-# RuntimeErrors of libraries: (class, words in its first line, what is said, exit code). On a CPU
-# running out of memory, and losing another process, have no class of their own.
+# RuntimeErrors of libraries: words in the class's name or the first line, what is said, exit code.
 KNOWN = (
-    (torch.distributed.DistBackendError, "", "another process has ended ({reason})", 1),
-    (RuntimeError, "gloo", "another process has ended ({reason})", 1),
-    (RuntimeError, "Connection closed by peer", "another process has ended ({reason})", 1),
     (
-        RuntimeError,
         "logits are not finite",  # found in sampling
         "the policy gives no probabilities any more, its weights have grown out of bounds: start a "
         "new run with a lower --lr (or --weight-decay, --beta)",
         2,
     ),
-    (torch.OutOfMemoryError, "", OUT_OF_MEMORY, 1),
-    (RuntimeError, "allocate memory", OUT_OF_MEMORY, 1),
+    (
+        # Neither on a CPU nor in vLLM's allocator has it a class of its own.
+        "OutOfMemoryError|allocate memory|CUDA Error: out of memory",
+        "out of memory ({reason}): in the update lower --micro-batch (a resumed run may, too) or "
+        "--m, in generation --n, --max-new-tokens or, for vLLM, --gpu-memory-utilization",
+        1,
+    ),
+    (
+        "DistBackendError|gloo|Connection closed by peer",
+        "another process has ended ({reason})",
+        1,
+    ),
 )
 
 
@@ -50,7 +50,7 @@ def explained(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, OSError):  # disk full, no permission: the message names the file
         return str(error), 1
     reason = str(error).partition("\n")[0]
-    for kind, words, line, code in KNOWN:
-        if isinstance(error, kind) and words in reason:
+    for words, line, code in KNOWN if isinstance(error, RuntimeError) else ():
+        if re.search(words, f"{type(error).__name__}: {reason}"):
             return line.format(reason=reason), code
     return None

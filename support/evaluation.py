@@ -1,114 +1,132 @@
 """How good the policy is, and what a run shows of itself.
 
-results = evaluation(run)               # of every task: accuracy, pass@k, form, lengths
-print(save_completions(run, out))       # what it wrote: evaluation.jsonl, and three to read
-print(report(run, rows, out))           # at the end of a run: that, curves.png, the summary
-rows = examples(step, problems, rollouts, parts, keep)      # a few rollouts to read
+numbers, rows = evaluate(run)           # of every task: accuracy, pass@k, form, lengths; each text
+print(save_completions(run, rows, out)) # evaluation.jsonl; three of its lines to read
+row |= held_out(run, row, out)          # that, as the loop does it
+print(report(run, rows, out))           # at the end of a run: curves.png, the summary
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from rewards import extract_answer, score
-from rollouts import Rollouts
-from support.files import json_line, write_atomically
-from support.run import PHASES, Data, Run, derived_seed
-from support.settings import REWARD_PARTS
-from support.tasks import Problem
-
-SHOWN_CHARACTERS = 600  # of a completion, its beginning and its end
+from rewards import extract_answer
+from support.data import Data, derived_seed
+from support.files import json_line, write_atomically, writing
+from support.run import PHASES, Run
 
 
 def evaluation(run: Run) -> dict[str, dict[str, float]]:
-    """The numbers of `evaluate` for each evaluation task, by its name.
-
-    What was written is in `run.completions` until the next evaluation: this process's part of it.
-    """
-    results, run.completions = {}, []
-    for name, data in run.eval_data.items():
-        results[name], rows = evaluate(run, data)
-        run.completions += [{"task": name} | row for row in rows]
-    return results
+    """The numbers of `evaluate` alone."""
+    return evaluate(run)[0]
 
 
-def held_out(run: Run, step: int, time: float) -> dict:
-    """Evaluate and say so.
+def held_out(run: Run, row: dict, folder: Path) -> dict:
+    """Evaluate, say so, and write evaluation.jsonl.
+
+    Args:
+        row: its `step` and `time` are said.
 
     Returns:
-        What the step's row gets: `eval_accuracy` (of the first evaluation task) and `eval`, all
-        numbers of all tasks.
+        What the row gets: `eval_accuracy` (of the first evaluation task) and `eval`, all numbers of
+        all tasks.
     """
-    results = evaluation(run)
-    run.completions = [{"step": step} | row for row in run.completions]
+    results, rows = evaluate(run)
+    save_completions(run, [{"step": row["step"]} | completion for completion in rows], folder)
     shown = ", ".join(f"{name} {result['accuracy']:.3f}" for name, result in results.items())
-    tqdm.write(f"step {step:4}  {time:7.1f} s  held-out accuracy: {shown}")
+    tqdm.write(f"step {row['step']:4}  {row['time']:7.1f} s  held-out accuracy: {shown}")
     return {"eval_accuracy": next(iter(results.values()))["accuracy"], "eval": results}
 
 
-def evaluate(run: Run, data: Data) -> tuple[dict[str, float], list[dict]]:
-    """Accuracy by sampling at the training temperature, `eval_samples` completions a problem.
+def evaluate(run: Run) -> tuple[dict[str, dict[str, float]], list[dict]]:
+    """Sample at the training temperature, `eval_samples` completions of each held-out problem.
 
     Returns:
-        The numbers, and the rows of `save_completions` that this process wrote. The numbers are of
-        all processes: `accuracy` (mean over all completions) with `accuracy_se` (its standard
-        error: the spread of the problems' own means over the root of their number, so that repeats
-        of one problem do not count as new evidence); `pass@k` for k = 1, 4, 8 up to eval_samples;
-        `format`; `truncated` (share without EOS); `completion_length` in tokens; `problems`,
-        `samples`.
+        The numbers of each evaluation task, by its name: see `numbers_of`. And what was written, by
+        all processes, in the order of tasks and problems. A row has its `task`, the number of its
+        `problem`, `prompt`, `answer` (the reference), `completion`, what was `read` of that as its
+        answer (null: nothing), `finished` (with EOS), `length` in tokens, the parts of the reward.
     """
+    results, rows = {}, []
+    for name, data in run.eval_data.items():
+        shares = run.processes.gather([{"task": name} | row for row in completions(run, data)])
+        of_task = sorted((row for share in shares for row in share), key=lambda row: row["problem"])
+        results[name] = numbers_of(of_task, run.config.eval_samples)
+        rows += of_task
+    return results, rows
+
+
+def completions(run: Run, data: Data) -> Iterator[dict]:
+    """Generates and scores this process's part of a task; yields a row for each completion."""
     config, problems, k = run.config, data.problems, run.config.eval_samples
-    # Prompts a call: few enough for the memory, and the same number whatever the number of
-    # processes, so that it decides nothing but who does which call. An engine lets wait what does
-    # not fit: with all of a process's prompts in one call, only one longest completion is awaited.
-    rank, processes = run.processes.rank, run.processes.count
+    # How many prompts go into one call. It must fit into memory, and must not depend on the number
+    # of processes, or results would. vLLM queues what does not fit, so it gets all prompts of the
+    # process at once, and waits for the longest completion only once.
     at_once = max(1, 128 // k)
     if config.sampler == "vllm":
-        at_once = math.ceil(len(problems) / processes)
-    rows = []
-    for start in range(0, len(problems), at_once)[rank::processes]:
+        at_once = math.ceil(len(problems) / run.processes.count)
+    for start in range(0, len(problems), at_once)[run.processes.rank :: run.processes.count]:
         chunk = slice(start, start + at_once)
-        seed = derived_seed(config.seed, "evaluation", start)
         rollouts = run.sampler.generate(
-            data.prompt_ids[chunk], k, run.max_new_tokens, config.temperature, seed
+            data.prompt_ids[chunk],
+            k,
+            run.max_new_tokens,
+            config.temperature,
+            derived_seed(config.seed, "evaluation", start),
         )  # [P, k, T]
-        completions = [text for group in rollouts.texts for text in group]
+        texts = [text for group in rollouts.texts for text in group]
         asked = [(i, problems[i]) for i in range(len(problems))[chunk] for _ in range(k)]
-        answers = [problem.answer for _, problem in asked]
-        scores = score(completions, answers, opens_think=run.opens_think)
+        parts = run.score([problem for _, problem in asked], texts)
+        del parts["total"]  # which depends on the weights of the training's reward
         finished = rollouts.finished.flatten().tolist()
         lengths = rollouts.mask.sum(-1).flatten().tolist()
-        rows += [
-            {"problem": number, "prompt": problem.prompt, "answer": problem.answer}
-            | {"completion": completions[i], "finished": finished[i], "length": lengths[i]}
-            | {name: scores[name][i] for name in REWARD_PARTS}
-            for i, (number, problem) in enumerate(asked)
-        ]
-    # One list for all processes; the k samples of a problem stay together. The texts stay at home.
-    names = (*REWARD_PARTS, "finished", "length")
-    shares = run.processes.gather({name: [row[name] for row in rows] for name in names})
-    parts = {name: [value for share in shares for value in share[name]] for name in names}
-    count = len(parts["length"])
-    correct = torch.tensor(parts["accuracy"], dtype=torch.float64).view(-1, k)  # [problems, k]
-    means = correct.mean(-1)
+        for i, (number, problem) in enumerate(asked):
+            row = {"problem": number, "prompt": problem.prompt, "answer": problem.answer}
+            row |= {"completion": texts[i], "read": extract_answer(texts[i], run.opens_think)}
+            row |= {"finished": finished[i], "length": lengths[i]}
+            yield row | {name: values[i] for name, values in parts.items()}
+
+
+def numbers_of(rows: Sequence[dict], k: int) -> dict[str, float]:
+    """What a task's rows say, k of them for each problem.
+
+    Returns:
+        `accuracy`, the mean over all completions, with `accuracy_se`, its standard error: the
+        spread of the problems' own means over the root of their number, so that repeats of one
+        problem do not count as new evidence. `pass@k` for k = 1, 4, 8 up to eval_samples. The means
+        of the reward's other parts, by name. `formed_accuracy`: right, and of perfect format.
+        `finished_accuracy`: the share of right ones among those that ended with EOS (None if none
+        did). `truncated`: the share without EOS. `completion_length` in tokens. `problems`,
+        `samples`.
+    """
+
+    def mean(values: Sequence[float]) -> float | None:
+        return sum(values) / len(values) if values else None
+
+    correct = torch.tensor([row["accuracy"] for row in rows], dtype=torch.float64).view(-1, k)
+    means = correct.mean(-1)  # [problems]
     result = {"accuracy": means.mean().item()}
     result["accuracy_se"] = means.std().item() / math.sqrt(len(means)) if len(means) > 1 else 0.0
     for tries in (1, 4, 8):
         if tries <= k:
             right = correct.sum(-1).int().tolist()
-            result[f"pass@{tries}"] = sum(pass_at_k(k, c, tries) for c in right) / len(right)
-    result |= {
-        "format": sum(parts["format"]) / count,
-        "truncated": 1 - sum(parts["finished"]) / count,
-        "completion_length": sum(parts["length"]) / count,
-        "problems": len(problems),
+            result[f"pass@{tries}"] = mean([pass_at_k(k, c, tries) for c in right])
+    names = list(rows[0])
+    for name in names[names.index("length") + 1 :]:  # the parts of the reward
+        if name != "accuracy":
+            result[name] = mean([row[name] for row in rows])
+    return result | {
+        "formed_accuracy": mean([float(row["accuracy"] == row["format"] == 1) for row in rows]),
+        "finished_accuracy": mean([row["accuracy"] for row in rows if row["finished"]]),
+        "truncated": 1 - mean([row["finished"] for row in rows]),
+        "completion_length": mean([row["length"] for row in rows]),
+        "problems": len(means),
         "samples": k,
     }
-    return result, rows
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
@@ -119,69 +137,24 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
-def save_completions(run: Run, folder: Path) -> str:
-    """Write what the model wrote in the last evaluation to `evaluation.jsonl`, a line each.
-
-    A row has its `task`, the number of its `problem`, `prompt`, `answer` (the reference) and
-    `completion`; what was `read` of that as its answer (null: nothing); `finished` (with EOS),
-    `length` in tokens, and the parts of the reward. A run's rows have their `step`, too.
+def save_completions(run: Run, rows: Sequence[dict], folder: Path) -> str:
+    """Write the rows of `evaluate` to evaluation.jsonl.
 
     Returns:
-        Three of them to read: one right and two wrong ones, as far as there are such.
+        Three of its lines to read: one right and two wrong ones, as far as there are such.
     """
-    tasks = list(run.eval_data)
-    rows = [row for share in run.processes.gather(run.completions) for row in share]
-    if not rows:  # a run that was resumed and had nothing left to do
-        return ""
-    rows.sort(key=lambda row: (tasks.index(row["task"]), row["problem"]))
-    rows = [row | {"read": extract_answer(row["completion"], run.opens_think)} for row in rows]
     text = "".join(map(json_line, rows))
     run.processes.on_first(partial(write_atomically, folder / "evaluation.jsonl", text))
-    right, wrong = ([row for row in rows if bool(row["accuracy"]) is it] for it in (True, False))
-    return "\n".join(map(shown, (right[:1] + wrong[:2] + right[1:3] + wrong[2:])[:3]))
-
-
-def shown(row: dict) -> str:
-    """One completion, what was read in it as the answer, and what it got for that."""
-    text = row["completion"]
-    if len(text) > SHOWN_CHARACTERS:
-        half = SHOWN_CHARACTERS // 2
-        text = f"{text[:half]} [...] {text[-half:]}"
-    parts = ", ".join(f"{name} {row[name]:g}" for name in REWARD_PARTS)
-    end = "" if row["finished"] else ", cut off before EOS"
-    # As Python writes them: a text may hold line breaks, and what a terminal takes for a command.
-    return (
-        f"{'right' if row['accuracy'] else 'wrong'}: {row['prompt']!r}\n  {text!r}\n"
-        f"  answer {row['answer']!r}, read {row['read']!r}; {parts}; "
-        f"{row['length']} tokens{end}"
-    )
+    right = [row for row in rows if row["accuracy"]]
+    wrong = [row for row in rows if not row["accuracy"]]
+    # Where one kind is rare, more of the other fill up.
+    return "".join(map(json_line, (right[:1] + wrong[:2] + right[1:3] + wrong[2:3])[:3]))
 
 
 def report(run: Run, rows: Sequence[dict], folder: Path) -> str:
-    """What a run leaves to be read at its end: evaluation.jsonl, curves.png; returns `summary`."""
-    save_completions(run, folder)
+    """Draw what a run leaves to be looked at, curves.png; returns `summary`."""
     run.processes.on_first(partial(draw_curves, rows, folder / "curves.png"))
     return summary(rows, folder)
-
-
-def examples(
-    step: int,
-    problems: Sequence[Problem],
-    rollouts: Rollouts,
-    parts: dict,
-    keep: torch.Tensor,
-) -> list[dict]:
-    """A few rollouts of the step's first prompt, to read: kept ones, and ones that were not."""
-    n = rollouts.mask.shape[1]
-    kept = set(keep[0].tolist())
-    shown = sorted(kept)[:1] + sorted(kept)[-1:] + [i for i in range(n) if i not in kept][:2]
-    return [
-        {"step": step, "prompt": problems[0].prompt, "answer": problems[0].answer}
-        | {"completion": rollouts.texts[0][i], "finished": bool(rollouts.finished[0, i])}
-        | {name: values[i] for name, values in parts.items()}
-        | {"kept": i in kept}
-        for i in shown
-    ]
 
 
 def not_finite(row: dict) -> bool:
@@ -218,8 +191,9 @@ def summary(rows: Sequence[dict], out: Path) -> str:
     skipped = sum(map(not_finite, steps))
     if skipped:
         lines.append(f"steps without an update, because the gradient was not finite: {skipped}")
-    names = "metrics.jsonl", "rollouts.jsonl", "evaluation.jsonl", "curves.png", "model/"
-    lines.append(f"{out}: {', '.join(n for n in (*names, 'checkpoint/') if (out / n).exists())}")
+    names = "metrics.jsonl", "groups.jsonl", "rollouts.jsonl", "evaluation.jsonl", "curves.png"
+    names += "view.html", "model/", "checkpoint/"
+    lines.append(f"{out}: {', '.join(name for name in names if (out / name).exists())}")
     return "\n".join(lines)
 
 
@@ -230,8 +204,10 @@ def draw_curves(rows: Sequence[dict], path: Path) -> None:
     steps = [row for row in rows if "seconds" in row]
     if not steps:
         return
-    figure = Figure(figsize=(13, 4), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
+    entropy = [row.get("entropy") for row in steps]
+    panels = 4 if any(value is not None for value in entropy) else 3
+    figure = Figure(figsize=(4.3 * panels, 4), layout="constrained")
+    left, middle, right, *more = figure.subplots(1, panels)
     # In the unit in which a run is read: seconds, or minutes where it takes many.
     unit, size = ("minutes", 60) if steps[-1]["time"] > 300 else ("seconds", 1)
     times = [row["time"] / size for row in steps]
@@ -259,9 +235,15 @@ def draw_curves(rows: Sequence[dict], path: Path) -> None:
     parts = [[row["seconds"][phase] for row in steps] for phase in phases]
     right.stackplot([row["step"] for row in steps], parts, labels=phases)
     right.set(title="Where a step's time goes", xlabel="step", ylabel="seconds a step")
-    for axes in (left, middle):
+    for axes in more:
+        axes.plot(
+            times, [math.nan if value is None else value for value in entropy], label="policy"
+        )
+        axes.set(title="Entropy of a token, mean", ylabel="nats", ylim=(0, None))
+    for axes in (left, middle, *more):
         axes.set_xlabel(f"training time in {unit}, evaluation excluded")
-    for axes in (left, middle, right):
+    for axes in (left, middle, right, *more):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8, loc="best")
-    figure.savefig(path, dpi=110)
+    with writing(path):
+        figure.savefig(path, dpi=110)

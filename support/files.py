@@ -3,7 +3,8 @@
 write_atomically(path, text)
 save_checkpoint(state, folder); state = load_checkpoint(folder)
 save_model(model, tokenizer, folder)    # for from_pretrained
-rows = read_rows(path)                  # of a JSONL file that may end in the middle of a line
+append_rows(path, rows)                 # of a JSONL file, which may come to end in half a line:
+rows = read_rows(path)
 """
 
 import itertools
@@ -14,7 +15,8 @@ import shlex
 import shutil
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -34,33 +36,46 @@ def new_folder(parent: Path = Path("runs")) -> Path:
 
 
 def shell(path: Path) -> str:
-    """The path as a command may have it, whatever is in its name."""
+    """The path as one word of a command, whatever its name has in it."""
     return shlex.quote(str(path))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around what writes `path`: an error says which file it is, which a full disk's does not."""
+    try:
+        yield
+    # torch hides a full disk behind a RuntimeError, safetensors raises its own.
+    except Exception as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # torch hides that, too
+            raise error.__context__ from None
+        cause = error if isinstance(error, OSError) else error.__context__ or error
+        reason = getattr(cause, "strerror", None) or cause
+        raise OSError(f"cannot write {path}: {reason}") from error
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file's content so that no reader, and no crash, sees half of it."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    with writing(path):
+        temporary.write_text(text)
+        os.replace(temporary, path)
 
 
 def save_checkpoint(state: dict, folder: Path) -> None:
     """Write the state under another name first: a kill at any moment leaves a whole file."""
-    folder.mkdir(exist_ok=True)
     path = folder / f"step_{state['step']:06}.pt"
+    temporary = path.with_suffix(".tmp")
     try:
-        with open(path.with_suffix(".tmp"), "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-    except (OSError, RuntimeError) as error:  # torch hides a full disk behind a RuntimeError
-        path.with_suffix(".tmp").unlink(missing_ok=True)
-        if isinstance(error.__context__, KeyboardInterrupt):
-            raise error.__context__ from None
-        reason = error if isinstance(error, OSError) else error.__context__ or error
-        raise OSError(f"cannot write {path}: {reason}") from error
-    os.replace(path.with_suffix(".tmp"), path)
+        with writing(path):
+            folder.mkdir(exist_ok=True)
+            with open(temporary, "wb") as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
     for old in checkpoints(folder)[:-2]:  # the one before stays, as a reserve
         old.unlink()
 
@@ -88,13 +103,13 @@ def save_model(model: nn.Module, tokenizer, folder: Path, weights: dict | None =
     """
     temporary = folder.with_name(folder.name + ".tmp")
     try:
-        model.save_pretrained(temporary, state_dict=weights)
-        tokenizer.save_pretrained(temporary)
-    except Exception as error:  # a full disk; safetensors raises its own
+        with writing(folder):
+            model.save_pretrained(temporary, state_dict=weights)
+            tokenizer.save_pretrained(temporary)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(temporary, folder)
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise OSError(f"cannot write {folder}: {error}") from error
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(temporary, folder)
 
 
 def json_line(row: dict) -> str:
@@ -102,20 +117,25 @@ def json_line(row: dict) -> str:
     return json.dumps(json.loads(json.dumps(row), parse_constant=lambda name: None)) + "\n"
 
 
+def append_rows(path: Path, rows: Iterable[dict]) -> None:
+    """Add lines to a JSONL file."""
+    with writing(path), open(path, "a") as file:
+        file.writelines(map(json_line, rows))
+
+
 def read_rows(path: Path) -> list[dict]:
     """The rows of a JSONL file that a killed run may have left in the middle of a line.
 
     Raises:
-        InputError: a line that is not the last is no row.
+        InputError: a line that is not the last is no row, or has no step.
     """
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     rows = []
     for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(json.loads(line))
-            rows[-1]["step"]
-        except (ValueError, TypeError, KeyError) as error:
-            if number < len(lines):
-                raise InputError(f"{path}, line {number} is damaged: mend or remove it") from error
-            return rows[: number - 1]
+        with suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict) and "step" in row:
+                rows.append(row)
+        if len(rows) < number < len(lines):
+            raise InputError(f"{path}, line {number} is damaged: mend or remove it")
     return rows

@@ -1,19 +1,27 @@
 """The policy that is trained, with all that an update needs of it.
 
-learner = Learner(model, config, Processes())
-learner.policy(input_ids, attention_mask, T, temperature)   # log-probs, as several processes
-learner.optimizer.step()
-with learner.reference() as reference: ...                  # the policy as it was loaded
+    learner = Learner(model, config, Processes())
+    batches, normalizer = learner.prepare(kept, advantages, max_new_tokens)
+    log_probs = batches[0].log_probs(learner.policy, temperature)    # [b, T]
+    norm = learner.finish_gradient()                                 # of all processes, clipped
+    learner.optimizer.step()
+    with learner.reference() as reference: ...                       # the policy as it was loaded
+
+Legend: P prompts, m kept, B = P*m sequences, b of them in a micro-batch, L prompt and T completion
+tokens.
 """
 
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from logprobs import Policy, check_output_layer
+from grpo import loss_normalizer
+from logprobs import Policy, check_output_layer, whole
+from rollouts import Rollouts
 from support.adapters import add_lora
 from support.errors import InputError
 from support.processes import Processes
@@ -21,18 +29,18 @@ from support.settings import Config
 
 
 class Learner:
-    """Model, adapter, KL's reference, the processes' common gradient, AdamW.
+    """Model, adapter, the KL's reference, the processes' common gradient, AdamW.
 
     Args:
         model: on its device, from `load_model`; with `lora_rank` it is wrapped in place.
-        config: dtype, beta, gradient_checkpointing, lora_rank, shard and AdamW's are used.
+        config: the run's settings.
         processes: whose gradients are averaged.
         seed: of a fresh adapter.
 
     Attributes:
         model: the transformers model, or PEFT's around it; FSDP2 spreads its weights.
         whole_model: the same, or a copy of it where that is spread: what can be sampled from.
-        policy: `logprobs.Policy` of it, as DDP or FSDP2 wraps it.
+        policy: `logprobs.Policy` of it; with `shard` FSDP2 has wrapped it.
 
     Raises:
         InputError: a model that cannot be trained like this.
@@ -52,7 +60,8 @@ class Learner:
             # The policy as it was loaded; with an adapter it is the model without it.
             self._reference = Policy(copy.deepcopy(model).eval(), dtype)
         if config.gradient_checkpointing:
-            # Only in train mode, which nothing else here depends on: no layer drops out.
+            # transformers checkpoints only in train mode. That is safe: dropout was set to 0 when
+            # the model was loaded.
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.train()
         if config.lora_rank:
@@ -60,18 +69,29 @@ class Learner:
                 self.model = add_lora(model, config.lora_rank, seed)
             except ValueError as error:
                 raise InputError(f"--lora-rank with --model {config.model}: {error}") from error
+        processes.equalise(self.model)
         # FSDP leaves each process a part of every weight, and nobody samples from that.
         parted = config.shard and config.sampler == "torch"
         self.whole_model = copy.deepcopy(self.model) if parted else self.model
         # Sharding replaces the weights, so the optimizer is made from those of the wrapped policy.
-        self.policy = processes.wrap(Policy(self.model, dtype), config.shard)
+        policy = Policy(self.model, dtype)
+        self.policy = processes.shard(policy) if config.shard else policy
         self.optimizer = torch.optim.AdamW(
-            [weight for weight in self.model.parameters() if weight.requires_grad],
+            self.weights(),
             lr=config.lr,
             betas=(0.9, config.adam_beta2),
             weight_decay=config.weight_decay,
             fused=True,
         )
+
+    def weights(self) -> list[nn.Parameter]:
+        """What is trained."""
+        return [weight for weight in self.model.parameters() if weight.requires_grad]
+
+    def trained(self) -> dict[str, tuple[int, ...]]:
+        """The names of what is trained, and the shapes."""
+        named = self.model.named_parameters()
+        return {name: tuple(weight.shape) for name, weight in named if weight.requires_grad}
 
     @contextmanager
     def reference(self) -> Iterator[nn.Module]:
@@ -82,7 +102,151 @@ class Learner:
             with self.model.disable_adapter():
                 yield self.policy
 
-    def trained(self) -> dict[str, tuple[int, ...]]:
-        """The names of what is trained, and the shapes."""
-        named = self.model.named_parameters()
-        return {name: tuple(weight.shape) for name, weight in named if weight.requires_grad}
+    def prepare(
+        self, kept: Rollouts, advantages: torch.Tensor, max_new_tokens: int
+    ) -> tuple[list["MicroBatch"], float]:
+        """An update's micro-batches, and the number by which every one's summed loss is divided.
+
+        That number belongs to the whole update, not to a micro-batch. With several processes it is
+        the mean of what they count: each sums over its own tokens, and the mean of the processes'
+        gradients is then the gradient over all tokens.
+
+        Args:
+            kept: m rollouts of each of P prompts.
+            advantages: [P, m].
+            max_new_tokens: the tokens a completion may have.
+
+        Returns:
+            The micro-batches (none if there is nothing to learn from here) and the normaliser; 0.0
+            if there is nothing to learn from in any process.
+        """
+        config = self.config
+        batches = micro_batches(kept, advantages, config)
+        counted = kept.mask  # [P, m, T]: groups without signal are part of the mean, though 0
+        if config.average_over == "signal":
+            counted = counted[(advantages != 0).any(-1)]
+        rows = counted.flatten(0, 1)
+        own = loss_normalizer(rows, config.loss_type, max_new_tokens) if len(rows) else 0.0
+        shares = self.processes.gather((own, len(batches)))
+        most = max(count for _, count in shares)
+        if config.shard:  # FSDP's processes gather a layer together, so all make as many passes
+            batches += [idle_batch(kept) for _ in range(most - len(batches))]
+        return batches, sum(share for share, _ in shares) / len(shares) if most else 0.0
+
+    def finish_gradient(self) -> float:
+        """Make the gradient that of all processes, scale it down to `max_grad_norm`.
+
+        Returns:
+            Its norm before that; not finite if any number of it is not.
+        """
+        if not self.optimizer.state:
+            # The first step makes AdamW's moments. On a GPU torch would cut them from memory that
+            # activations have left, and no block that holds one could go back to vLLM.
+            torch.cuda.empty_cache()
+        if not self.config.shard:  # FSDP has averaged each micro-batch's already
+            self.processes.average_gradients(self.weights())
+        norm = nn.utils.clip_grad_norm_(self.weights(), self.config.max_grad_norm)
+        return whole(norm).item()
+
+
+# ---- micro-batches: what one forward and backward pass computes ----------------------------------
+
+
+@dataclass
+class MicroBatch:
+    """Some sequences of an update, cut to the longest of them: b rows, one forward pass."""
+
+    input_ids: torch.Tensor  # [b, L+T]
+    attention_mask: torch.Tensor  # [b, L+T]
+    mask: torch.Tensor  # [b, T] the completions' own tokens
+    sampled: torch.Tensor  # [b, T] the sampler's log-probs
+    advantages: torch.Tensor  # [b]
+    old: torch.Tensor | None = None  # [b, T] log-probs before the first of several optimiser steps
+
+    def log_probs(self, policy: nn.Module, temperature: float, **options):
+        """[b, T] under the policy, at the sampling temperature; options as `Policy` takes them."""
+        T = self.mask.shape[1]
+        return policy(self.input_ids, self.attention_mask, T, temperature, **options)
+
+
+def micro_batches(kept: Rollouts, advantages: torch.Tensor, config: Config) -> list[MicroBatch]:
+    """The rollouts that have a gradient, in micro-batches of at most `config.micro_batch`.
+
+    Rollouts whose advantage is 0, above all groups without signal, have no gradient and are not
+    computed, but they stay in the normaliser: the gradient is the paper's, only cheaper. (A KL term
+    gives them a gradient, so with one they are computed.)
+
+    Args:
+        kept: m rollouts of each of P prompts.
+        advantages: [P, m].
+        config: beta, micro_batch and gradient_checkpointing are used.
+    """
+    advantages = advantages.to(kept.mask.device).flatten()  # [B]
+    rows = range(len(advantages))
+    if config.beta == 0:
+        rows = (advantages != 0).nonzero()[:, 0].tolist()
+    lengths = kept.mask.flatten(0, 1).sum(-1).tolist()  # B
+    L, m = kept.prompt_ids.shape[1], kept.mask.shape[1]
+    parts = in_order(list(rows), lengths, m, L, config)
+    return [cut(kept, advantages, part) for part in parts]
+
+
+def idle_batch(kept: Rollouts) -> MicroBatch:
+    """One row of which no token counts: loss and gradient are 0."""
+    batch = cut(kept, torch.zeros(kept.mask.shape[:2]).flatten(), [0])
+    batch.mask = torch.zeros_like(batch.mask)
+    return batch
+
+
+def cut(kept: Rollouts, advantages: torch.Tensor, rows: list[int]) -> MicroBatch:
+    """These rows of the B rollouts as a micro-batch; advantages [B]."""
+    input_ids, attention_mask = kept.sequences()  # [B, L+T]
+    mask = kept.mask.flatten(0, 1)[rows]  # [b, T]
+    L, T = kept.prompt_ids.shape[1], int(mask.sum(-1).max())  # what all have as padding goes
+    return MicroBatch(
+        input_ids[rows, : L + T],
+        attention_mask[rows, : L + T],
+        mask[:, :T],
+        kept.log_probs.flatten(0, 1)[rows, :T],
+        advantages.to(mask.device)[rows],
+    )
+
+
+def in_order(
+    rows: list[int], lengths: list[int], m: int, L: int, config: Config
+) -> list[list[int]]:
+    """The rows in micro-batches that compute few tokens, padding included.
+
+    Rows of like length together leave less padding; rows of one prompt together read it once (see
+    logprobs.py). Which saves more depends on the prompts, the lengths and the micro-batch's size,
+    so the tokens of both orders are counted. In both the longest row comes first, so that what does
+    not fit the memory shows at once.
+
+    Args:
+        rows: those to compute, of the B rollouts.
+        lengths: tokens of each of the B completions.
+        m, L: rollouts and tokens of a prompt.
+        config: micro_batch and gradient_checkpointing are used.
+    """
+    longest = {}  # of each prompt's rows
+    for row in rows:
+        longest[row // m] = max(lengths[row], longest.get(row // m, 0))
+
+    def by_length(row: int) -> tuple[int, ...]:
+        return -lengths[row], row
+
+    def by_prompt(row: int) -> tuple[int, ...]:
+        return -longest[row // m], row // m, -lengths[row]
+
+    def tokens(parts: list[list[int]]) -> int:
+        prompts = sum(len({row // m for row in part}) for part in parts)
+        return L * prompts + sum(len(part) * max(lengths[row] for row in part) for part in parts)
+
+    keys = [by_length, by_prompt]
+    if config.gradient_checkpointing:  # checkpointed layers read every row whole
+        keys = [by_length]
+    size, found = config.micro_batch, []
+    for key in keys:
+        order = sorted(rows, key=key)
+        found.append([order[i : i + size] for i in range(0, len(order), size)])
+    return min(found, key=tokens)

@@ -202,7 +202,7 @@ def micro_batch_bytes(
             with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16, cache_enabled=False):
                 hidden = hidden_states()  # [b, T, hidden]
                 peaks.append(allocations.restart())
-                log_probs = target_log_probs(
+                log_probs, _ = target_log_probs(
                     model.get_output_embeddings(), hidden, input_ids[:, -T:], 1.0
                 )
             peaks.append(allocations.restart())

@@ -1,22 +1,35 @@
-"""The paper's settings as presets, two for a CPU, and the machines they were made for.
+"""What settings are made from: presets, the command line, the run that goes on.
 
-    config = Config(**PRESETS["gsm8k-qwen2.5-3b-l40s"])          # the paper's first setting
-    MACHINES["gsm8k-qwen2.5-3b-l40s"]                             # Machine("L40S", ...)
+    config, command = parse(["--preset", "rare", "cppo", "--n", "32"], "what --help says first")
+    Config(**PRESETS["gsm8k-qwen2.5-3b-l40s"])        # the paper's first setting
+    Config(**combined(["rare", "cppo"]))              # a rival of PODS over another preset
+    MACHINES["gsm8k-qwen2.5-3b-l40s"]                 # Machine("L40S", ...)
 
 What a preset does not name is the default of `support/settings.py`. A comment stands wherever a
 value is not the paper's.
 """
 
+import argparse
+import json
 import os
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
 
 import torch
+
+from pods import RULES
+from support.errors import InputError, say
+from support.settings import Config, flag, kind
+from support.tasks import TASKS
 
 QWEN_3B, QWEN_7B = "Qwen/Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-7B-Instruct"
 LLAMA_3B = "meta-llama/Llama-3.2-3B-Instruct"
 
 ONE_GPU = {
-    # The paper's, but for two savings in its published configuration that cost exactness: there
+    # The paper's, except two savings in its published configuration that cost exactness: there
     # the frozen weights have 4 bits and AdamW's moments 8, here they are bfloat16 and float32.
     "dtype": "bfloat16",
     "lora_rank": 64,
@@ -57,26 +70,55 @@ EIGHT_GPUS = ONE_GPU | {
     "save_every": 20,  # a checkpoint holds 12 bytes a weight
 }
 PRESETS: dict[str, dict[str, object]] = {
-    "cpu": {},  # the defaults: the embedded policy, a minute on a CPU
-    # Ours: the embedded policy that is hardly ever right, where many rollouts pay.
-    "rare": {"model": "rare_policy", "task": "carries", "minutes": 0.5},
-    # GSM8K, 1 x L40S; against GRPO with n = m = 16.
+    "cpu": {},
+    "rare": {"model": "rare_policy", "task": "carries", "minutes": 0.5},  # ours
     "gsm8k-qwen2.5-3b-l40s": ONE_GPU | {"model": QWEN_3B, "task": "gsm8k", "n": 64, "m": 16},
-    # MATH, tested on MATH-500, 1 x L40S; against GRPO with n = m = 8.
     "math-qwen2.5-3b-l40s": ONE_GPU
     | {"model": QWEN_3B, "task": "math", "eval_task": ("math500",), "n": 32, "m": 8},
-    # GSM8K, Llama and a KL term, 1 x L40S, checkpoints every 10 minutes; against n = m = 16.
     "gsm8k-llama3.2-3b-l40s": ONE_GPU
     | {"model": LLAMA_3B, "task": "gsm8k", "n": 64, "m": 16}
     | {"beta": 0.04, "minutes": 90.0, "eval_every": 60},
-    # SciKnowEval's chemistry, 1 x L40S. No logs are published; n and m are GSM8K's, by our guess.
+    # No logs are published; n and m are GSM8K's, by our guess.
     "sciknoweval-qwen2.5-3b-l40s": ONE_GPU
     | {"model": QWEN_3B, "task": "sciknoweval", "n": 64, "m": 16},
-    # GSM8K, all weights, 8 GPUs; against GRPO-GA, which is n = m = 32 with 16 prompts a process.
+    # The paper's baseline of these two is GRPO-GA with n = m = 32 and 16 prompts a process.
     "gsm8k-qwen2.5-3b-h100": EIGHT_GPUS | {"model": QWEN_3B, "task": "gsm8k"},
     "gsm8k-qwen2.5-7b-a100": EIGHT_GPUS
     | {"model": QWEN_7B, "task": "gsm8k"}
     | {"shard": True, "micro_batch": 16},  # twice the passes, the same gradient: what fits
+}
+# What each rival changes of a run with these n, m and prompts a step P. Every one of them trains on
+# P * m rollouts a step as the run did, except GRPO-GA, which trains on all P * n.
+RIVALS: dict[str, Callable[[int, int, int], dict[str, object]]] = {
+    "grpo": lambda n, m, P: {"n": m},
+    "grpo-ga": lambda n, m, P: {"m": n},
+    "reinforce": lambda n, m, P: {"n": m, "scale": "none"},
+    "2-grpo": lambda n, m, P: {"n": 2, "m": 2, "prompts_per_step": max(1, P * m // 2)},
+    "cppo": lambda n, m, P: {"rule": "max_advantage", "advantages": "all"},
+    # Of rewards that are 0 or 1 the maximum of the variance is half right, half wrong.
+    "reinforce-ada": lambda n, m, P: {
+        "rule": "max_variance",
+        "select_by": "accuracy",
+        "advantages": "all",
+    },
+    "maxrl": lambda n, m, P: {"n": m, "scale": "mean"},
+}
+MEANINGS = {  # for --help
+    "cpu": "the defaults: the embedded policy, a minute on a CPU",
+    "rare": "the embedded policy that is hardly ever right, where many rollouts pay",
+    "gsm8k-qwen2.5-3b-l40s": "the paper's, one L40S",
+    "math-qwen2.5-3b-l40s": "the paper's, one L40S; tested on MATH-500",
+    "gsm8k-llama3.2-3b-l40s": "the paper's with a KL term, one L40S",
+    "sciknoweval-qwen2.5-3b-l40s": "the paper's chemistry, one L40S",
+    "gsm8k-qwen2.5-3b-h100": "the paper's, all weights, eight H100",
+    "gsm8k-qwen2.5-7b-a100": "the paper's, all weights, eight A100",
+    "grpo": "trains on all it generates, n = m (arXiv 2402.03300)",
+    "grpo-ga": "trains on all n, m = n, by gradient accumulation (the paper's second baseline)",
+    "reinforce": "GRPO without dividing by the deviation: reward minus the group's mean",
+    "2-grpo": "n = m = 2 with as many more prompts (arXiv 2510.00977)",
+    "cppo": "keeps the largest advantages, normalised over all n (arXiv 2503.22342)",
+    "reinforce-ada": "keeps half right, half wrong; advantages over all n (arXiv 2510.04996)",
+    "maxrl": "GRPO divided by the group's mean reward, not its deviation (arXiv 2602.02710)",
 }
 
 
@@ -107,10 +149,117 @@ def this_machine(processes: int = 1) -> Machine:
     return Machine("this computer, no GPU", memory // processes, processes)
 
 
-def machine_for(preset: str | None) -> Machine:
-    """The GPUs at hand, or else those that the preset was made for."""
-    made_for = MACHINES.get(preset)
+def machine_for(presets: Sequence[str]) -> Machine:
+    """The GPUs at hand, or else those that the last of the presets was made for."""
+    made_for = next((MACHINES[name] for name in reversed(presets) if name in MACHINES), None)
     if made_for is not None and not torch.cuda.is_available():
         return made_for
     processes = made_for.processes if made_for else 1
     return this_machine(int(os.environ.get("WORLD_SIZE", processes)))
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+# What a resumed run may change: how long, in how much memory, and what is kept of it.
+CHANGEABLE = ("steps", "minutes", "micro_batch", "gradient_checkpointing", "gpu_memory_utilization")
+CHANGEABLE += ("shard", "threads", "save_every", "tracker")
+# The parts of --help, each by its first field.
+GROUPS = {"n": "what is learned", "task": "data and model", "micro_batch": "memory", "steps": "run"}
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a wrong flag in one line, without the pages of usage."""
+
+    def error(self, message: str) -> None:
+        say(f"train.py: {message} (--help lists the flags)")
+        self.exit(2)
+
+
+def parse(argv: list[str] | None, description: str = "") -> tuple[Config, argparse.Namespace]:
+    """The configuration, and all flags: also those that are no settings, out, resume and so on."""
+    parser = Parser(
+        usage="python train.py [--preset NAME ...] [flags]",
+        description=description,
+        epilog=choices(),
+        formatter_class=partial(
+            argparse.RawDescriptionHelpFormatter, max_help_position=32, width=100
+        ),
+    )
+    known = {"nargs": "+", "metavar": "NAME", "choices": [*PRESETS, *RIVALS], "default": []}
+    parser.add_argument("--preset", **known, help="settings to start from, listed below")
+    for field in fields(Config):
+        if field.name in GROUPS:
+            group = parser.add_argument_group(GROUPS[field.name])
+        type_, several, _ = kind(field)
+        options = {"help": field.metadata["help"].replace("%", "%%"), "default": argparse.SUPPRESS}
+        if type_ is bool:
+            group.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, **options)
+            continue
+        if several:  # words add up when a flag is repeated, three weights do not
+            options |= {"nargs": "+", "action": "extend" if type_ is str else "store"}
+        elif field.default is not None:
+            options["help"] += f" (default: {field.default})"
+        if field.metadata["choices"]:
+            options["choices"] = field.metadata["choices"]
+        else:
+            options["metavar"] = {int: "N", float: "X", str: "NAME"}[type_]
+        group.add_argument(flag(field.name), type=type_, **options)
+    group.add_argument("--out", type=Path, help="folder of the run (default: runs/ and the time)")
+    for name, meaning in (
+        ("--resume", "go on with the run in --out"),
+        ("--dry-run", "only print the settings, the plan and its memory"),
+        ("--eval-only", "only evaluate --model on --task"),
+    ):
+        group.add_argument(name, action="store_true", help=meaning)
+    command = parser.parse_args(argv)
+    if command.resume and command.eval_only:
+        raise InputError("--eval-only evaluates --model: give --model OUT/model, not --resume")
+    settings = {field.name for field in fields(Config)}
+    given = {name: value for name, value in vars(command).items() if name in settings}
+    given = combined(command.preset, given)
+    return resumed(command.out, given) if command.resume else Config(**given), command
+
+
+def choices() -> str:
+    """The end of --help: a line for each rule, preset and task."""
+    text, docs = [], {name: rule.__doc__ or "" for name, rule in RULES.items()}
+    for title, meanings in {
+        "rules": {name: re.split(r" Arguments|\n", doc)[0] for name, doc in docs.items()},
+        "presets: several combine, later ones win, and flags win over all": MEANINGS,
+        "tasks": TASKS,
+    }.items():
+        text += [f"{title}:", *(f"  {name:29} {meaning}" for name, meaning in meanings.items()), ""]
+    return "\n".join(text)
+
+
+def combined(presets: Sequence[str], given: dict | None = None) -> dict[str, object]:
+    """The settings of several presets and the `given` ones: later ones win, given ones over all."""
+    settings, given = {}, given or {}
+    for name in presets:
+        sizes = vars(Config) | settings | given
+        n, m, P = sizes["n"], sizes["m"], sizes["prompts_per_step"]
+        settings |= RIVALS[name](n, m, P) if name in RIVALS else PRESETS[name]
+    return settings | given
+
+
+def resumed(out: Path | None, given: dict) -> Config:
+    """The settings of the run in `out`; the `given` ones may change nothing that is learned."""
+    if out is None:
+        raise InputError("--resume needs --out, the folder of the run to go on with")
+    try:
+        stored = dict(**json.loads((out / "config.json").read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"--resume: {out} holds no run, config.json: {error}") from error
+    # A run of a version that had fewer settings had today's defaults of the others.
+    stored = {field.name: stored[field.name] for field in fields(Config) if field.name in stored}
+    before = Config(**stored)
+    if "steps" in given or "minutes" in given:
+        stored |= {"steps": None, "minutes": None}
+    now = Config(**stored | given)
+    for name, value in vars(now).items():
+        if name not in CHANGEABLE and value != getattr(before, name):
+            raise InputError(
+                f"{flag(name)} {value} differs from the run's {getattr(before, name)}: a resumed "
+                f"run keeps its settings, except {', '.join(map(flag, CHANGEABLE))}"
+            )
+    return now

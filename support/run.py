@@ -9,24 +9,23 @@ Everything random is a function of (seed, step, process), so a run that goes on 
 state: `run.seed("rollouts", step)` is the same number whenever and wherever it is asked for.
 """
 
-import copy
-import hashlib
 import math
-import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 
 import torch
 
+from rewards import score
 from rollouts import TorchSampler, max_positions
-from support import checks, tasks
-from support.errors import InputError, explained
+from support import checks, own_reward
+from support.data import Data, derived_seed, load_data
+from support.errors import InputError, explained, say
 from support.learner import Learner
 from support.models import load_model
 from support.processes import Processes
-from support.settings import Config, task_and_folder
+from support.settings import REWARD_PARTS, Config, part_and_weight, task_and_folder
+from support.tasks import Problem, opens_think
 from support.vllm import VLLMSampler
 
 PHASES = ("generate", "score", "select", "update", "sync")
@@ -44,25 +43,23 @@ class Run:
         eval_data, train_data: `Data`, the former by the name of its task.
         max_new_tokens: T, the longest completion.
         opens_think: whether the prompts end in an open <think>.
-        completions: what this process wrote in the last evaluation, see support/evaluation.py.
         seconds: of this step's phases, see `clock`.
 
     Raises:
-        InputError: model, data or settings that do not go together.
+        InputError: model, data, reward or settings that do not go together.
     """
 
     def __init__(self, config: Config, train: bool = True) -> None:
         self.config, self.processes = config, Processes()
+        self.own_rewards = [own_reward.load(*part_and_weight(part)) for part in config.reward]
         # What is trained is stored in float32: in bfloat16 an update of 5e-6 to a weight of 0.02 is
         # rounded away. Only weights that stay as they are may be stored as they are computed with.
         trains_all, dtype = train and not config.lora_rank, getattr(torch, config.dtype)
-        self.model, self.tokenizer = load_model(
-            config.model, torch.float32 if trains_all else dtype
-        )
+        stored = torch.float32 if trains_all else dtype
+        self.model, self.tokenizer = load_model(config.model, stored)
         self.parameters = self.model.num_parameters()
-        torch.set_num_threads(
-            config.threads or (1 if self.parameters < 10_000_000 else torch.get_num_threads())
-        )
+        fastest = 1 if self.parameters < 10_000_000 else torch.get_num_threads()
+        torch.set_num_threads(config.threads or fastest)
         longest_prompt = self._load_data(train)
         self.max_new_tokens = self._max_new_tokens(longest_prompt)
         self.learner = None
@@ -71,7 +68,6 @@ class Run:
             self.learner = Learner(self.model, config, self.processes, seed)
             self.model = self.learner.model
         self.sampler = self._sampler(longest_prompt + self.max_new_tokens)
-        self.completions: list[dict] = []
         self.start_step()
 
     def _load_data(self, train: bool) -> int:
@@ -81,24 +77,22 @@ class Run:
             checks.check_stops(self.model, self.tokenizer)
         except ValueError as error:
             raise InputError(f"--model {config.model}: {error}") from error
-        self.eval_data = {
-            name: self._data(name, "test", folder).subset(config.eval_problems)
+        of_model = (self.tokenizer, config, checks.vocabulary(self.model))
+        self.eval_data: dict[str, Data] = {
+            name: load_data(name, "test", folder, *of_model).subset(config.eval_problems)
             for name, folder in map(task_and_folder, config.eval_task or (config.task,))
         }
         every = list(self.eval_data.values())
         if train:
-            self.train_data = self._data(config.task, "train")
+            self.train_data = load_data(config.task, "train", None, *of_model)
             every.append(self.train_data)
             tested = {name: data.problems for name, data in self.eval_data.items()}
             checks.say_shared(self.train_data.problems, tested)
-        self.opens_think = tasks.opens_think(self.tokenizer, every[-1].prompt_ids[0])
+        self.opens_think = opens_think(self.tokenizer, every[-1].prompt_ids[0])
+        # A reward of one's own that fails should do so now: on an empty text, and on a good one.
+        problem = every[-1].problems[0]
+        self.score([problem] * 2, ["", f"<think>so</think><answer>{problem.answer}</answer>"])
         return max(len(ids) for data in every for ids in data.prompt_ids)
-
-    def _data(self, task: str, split: str, source: str | None = None) -> "Data":
-        """A task's problems, from a folder of its own or from the one of --task."""
-        source = source or (self.config.data if task == self.config.task else None)
-        known = checks.vocabulary(self.model)
-        return Data(task, split, source, self.tokenizer, self.config, known)
 
     def _max_new_tokens(self, longest_prompt: int) -> int:
         """As asked for, or what the model's positions leave."""
@@ -120,39 +114,40 @@ class Run:
             return TorchSampler(model, self.tokenizer, dtype)
         try:
             return VLLMSampler(self.model, self.tokenizer, max_length, dtype, share)
-        except ImportError as error:
-            raise InputError(str(error)) from error
         except Exception as error:  # an engine has many ways to say that it lacks an architecture
             if explained(error):
                 raise
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise InputError(
-                f"--sampler vllm cannot run --model {self.config.model}: {reason}; try --sampler "
-                "torch"
-            ) from error
+            where = f"--sampler vllm cannot run --model {self.config.model}"
+            raise InputError(f"{where}: {reason}; try --sampler torch") from error
 
     def description(self) -> str:
-        """What is trained on what, in two lines."""
-        config, N = self.config, self.processes.count
-        weights = (weight for weight in self.model.parameters() if weight.requires_grad)
-        trained = sum(weight.numel() for weight in weights)
-        kind = "FSDP" if config.shard else "DDP"
+        """What is trained on what, in three lines."""
+        config, N, device = self.config, self.processes.count, self.model.device
+        if device.type == "cpu" and self.parameters > 500_000_000:
+            say("no GPU is found (torch.cuda.is_available() is False): on the CPU this takes days")
+        trained = sum(w.numel() for w in self.model.parameters() if w.requires_grad)
+        weights = "weights spread over them" if config.shard else "each with all weights"
+        each = f" in each of {N} processes ({weights})" if N > 1 else ""
+        kept = f"n={config.n} rollouts each, m={config.m} kept by {config.rule}"
+        if config.m == config.n:
+            kept = f"n=m={config.n} rollouts each, all trained on (GRPO)"
+        tested = (f"{len(data.problems)} of {name}" for name, data in self.eval_data.items())
         return (
-            f"model {config.model}: {self.parameters:,} parameters on {self.model.device}, "
+            f"model {config.model}: {self.parameters:,} parameters on {device}, "
             f"{trained:,} trained, {torch.get_num_threads()} CPU thread(s)\n"
             f"task {config.task}: {len(self.train_data.problems)} problems, "
-            f"{config.prompts_per_step} a step"
-            + (f" in each of {N} processes ({kind})" if N > 1 else "")
-            + f", n={config.n} rollouts each, m={config.m} kept by {config.rule}"
+            f"{config.prompts_per_step} a step{each}, {kept}\n"
+            f"held-out problems: {', '.join(tested)}"
         )
 
-    # -- for one step
-
     def data_digests(self) -> dict[str, str]:
-        """What the run trains and evaluates on, in a few letters: questions, template, answers."""
-        return {"train": self.train_data.digest()} | {
-            name: data.digest() for name, data in self.eval_data.items()
-        }
+        """What the run trains and evaluates on in a few letters each, and its own rewards."""
+        tested = {name: data.digest() for name, data in self.eval_data.items()}
+        rewards = {reward.spec: reward.digest for reward in self.own_rewards}
+        return {"train": self.train_data.digest()} | tested | rewards
+
+    # -- for one step
 
     def start_step(self) -> None:
         """Set the clock to 0."""
@@ -167,16 +162,25 @@ class Run:
             torch.cuda.synchronize()  # kernels run behind Python's back
         self.seconds[phase] += time.perf_counter() - start
 
-    def prompts(self, step: int) -> tuple[list[tasks.Problem], list[list[int]]]:
+    def prompts(self, step: int) -> tuple[list[Problem], list[list[int]]]:
         """This process's P problems of a step and their token ids, which follow from the step."""
-        data, P = self.train_data, self.config.prompts_per_step
-        count = len(data.problems)
+        P = self.config.prompts_per_step
         first = ((step - 1) * self.processes.count + self.processes.rank) * P
-        indices = []
-        for position in range(first, first + P):
-            epoch, index = divmod(position, count)
-            indices.append(epoch_order(count, self.config.seed, epoch)[index])
-        return [data.problems[i] for i in indices], [data.prompt_ids[i] for i in indices]
+        return self.train_data.at(range(first, first + P), self.config.seed)
+
+    def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> dict[str, list]:
+        """The parts of each completion's reward, and their weighted `total`: a list of each.
+
+        Args:
+            problems: the one of each completion.
+        """
+        weights = dict(zip(REWARD_PARTS, self.config.reward_weights))
+        answers = [problem.answer for problem in problems]
+        parts = score(completions, answers, weights, self.opens_think)
+        for own in self.own_rewards:
+            parts[own.name] = numbers = own(problems, completions)
+            parts["total"] = [t + own.weight * x for t, x in zip(parts["total"], numbers)]
+        return parts
 
     def seed(self, purpose: str, step: int) -> int:
         """A seed for this step and this process. Sharing one, all would draw the same numbers."""
@@ -187,52 +191,9 @@ class Run:
         """Part from the other processes, if there are any.
 
         In this order: an engine ends its own process groups, and a policy that outlives its group
-        would wait forever for a thread of the group's. (A single process has no group; one that it
-        finds belongs to an engine that may live on.)
+        would wait forever for a thread of the group's. A single process has no group of its own.
         """
         if self.processes.count > 1:
             self.sampler.close()
             self.learner = None
             self.processes.leave()
-
-
-class Data:
-    """A task's problems with their prompts rendered for one tokenizer."""
-
-    def __init__(
-        self, task: str, split: str, source: str | None, tokenizer, config: Config, vocabulary: int
-    ) -> None:
-        try:
-            problems = tasks.load_task(task, split, source)
-            self.problems, self.prompt_ids = tasks.encode(
-                problems, tokenizer, config.max_prompt_tokens, vocabulary=vocabulary
-            )
-        except ValueError as error:
-            raise InputError(f"--model {config.model}, --task {task}: {error}") from error
-
-    def subset(self, count: int) -> "Data":
-        """`count` problems (0: all), the same ones for every seed, so that runs can be compared."""
-        order = epoch_order(len(self.problems), 0, 0)[: count or None]
-        part = copy.copy(self)
-        part.problems = [self.problems[i] for i in order]
-        part.prompt_ids = [self.prompt_ids[i] for i in order]
-        return part
-
-    def digest(self) -> str:
-        """A few letters that differ if a prompt or an answer does, or their order."""
-        answers = [problem.answer for problem in self.problems]
-        return hashlib.sha256(repr((self.prompt_ids, answers)).encode()).hexdigest()[:16]
-
-
-def derived_seed(*parts: object) -> int:
-    """A seed that depends on all its parts, the same in every process and Python version."""
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:7], "big")
-
-
-@lru_cache(maxsize=2)
-def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
-    """The order of the training problems in one pass over them; each pass has its own."""
-    order = list(range(count))
-    random.Random(derived_seed(seed, "order", epoch)).shuffle(order)
-    return order

@@ -1,35 +1,51 @@
-"""Ctrl-C and SIGTERM: the step is finished, all is saved, and all processes stop together."""
+"""What ends a run early, with everything saved; and what does not end it.
 
+with StopSignal(processes) as stop:     # Ctrl-C, SIGTERM, a closed terminal, a scheduler's warning
+    while not stop.asked(): ...         # the same answer in all processes
+
+@lasting_output()                       # a reader that goes away (`| head`) ends nothing
+def main(): ...
+"""
+
+import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import TextIO
 
 from tqdm import tqdm
 
-from support.processes import Processes
+from support.processes import RANK, Processes
+
+# A closed terminal sends SIGHUP, Slurm warns by SIGUSR1 or SIGUSR2, SIGXCPU says that the limit of
+# CPU time is near. Windows has only the first two.
+NAMES = "SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"
+SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 
 
 class StopSignal:
-    """Ctrl-C and SIGTERM, kept until the step is done.
+    """Keeps a signal until the step is done: it asks to finish the step, save and leave.
 
-    with StopSignal(processes) as stop:
-        while not stop.asked(): ...               # the same answer in all processes
-
-    The first signal asks to finish the step, save and leave; a second one leaves at once.
+    A Ctrl-C that comes second leaves at once. Other signals never do: a closed terminal sends
+    SIGHUP twice, and SIGXCPU comes every second. A signal that is ignored (`nohup`), or handled
+    outside Python, is left alone.
     """
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
-        self.number = None  # of the signal that came
-        self.time = 0.0  # when
+        self.number = None  # of the first signal that came
+        self.time = 0.0  # when it came
         self.stopped = False  # whether the processes have agreed to stop
 
     def __enter__(self) -> "StopSignal":
         self.handlers = {}
         if threading.current_thread() is threading.main_thread():  # elsewhere Python forbids it
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.signal(number, self._caught)
+            for number in SIGNALS:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self.handlers[number] = signal.signal(number, self._caught)
         return self
 
     def __exit__(self, *_) -> None:
@@ -48,13 +64,42 @@ class StopSignal:
 
     def _caught(self, number: int, _frame) -> None:
         several = self.processes.count > 1
-        if self.number is not None:
-            # A launcher passes on to its processes the Ctrl-C that they had from the terminal.
-            if several and time.monotonic() - self.time < 3:
-                return
+        if self.number is None:
+            self.number, self.time = number, time.monotonic()
+            if self.processes.first:
+                later = ", in 3 seconds or later," if several else ""
+                message = f"finishing this step and saving; Ctrl-C{later} stops at once"
+                tqdm.write(message, file=sys.stderr)
+        # A launcher passes on to its processes the Ctrl-C that they had from the terminal.
+        elif number == signal.SIGINT and not (several and time.monotonic() - self.time < 3):
             raise KeyboardInterrupt
-        self.number, self.time = number, time.monotonic()
-        if self.processes.first:
-            later = ", in 3 seconds or later," if several else ""
-            message = f"finishing this step and saving; once more{later} to stop at once"
-            tqdm.write(message, file=sys.stderr)
+
+
+class Lasting:
+    """A stream of output. Once it cannot be written any more, what is written goes nowhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> None:
+        """Write at once, so that nothing is left for Python to write, and fail, at the end."""
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except OSError:  # the pipe or the terminal is closed, the disk is full
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self.stream.fileno())
+
+
+@contextmanager
+def lasting_output() -> Iterator[None]:
+    """The program's output inside: of several processes only the first one uses stdout."""
+    with (
+        open(os.devnull, "w") as nowhere,
+        redirect_stdout(nowhere if RANK else Lasting(sys.stdout)),
+        redirect_stderr(Lasting(sys.stderr)),
+    ):
+        yield

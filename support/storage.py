@@ -1,19 +1,22 @@
 """What a run leaves on disk, and how it goes on: logs, lock, checkpoints, models.
 
     folder = Folder(out, run)
-    folder.create()                     # a new run; or
+    progress = folder.create()          # a new run; or
     progress = folder.go_back()         # an interrupted one, back at its newest checkpoint
-    folder.log(row, rollouts)           # metrics.jsonl, rollouts.jsonl
+    folder.begin(progress)              # the tracker, config.json
+    folder.log(progress, row, **logs)   # metrics.jsonl, groups.jsonl, ..., the tracker
     folder.save(progress)               # checkpoint/step_000020.pt; the one before it stays
-    folder.save_models()                # model/ (and merged/), for from_pretrained
+    folder.finish(progress)             # that, and model/ (and merged/) for from_pretrained
 
 A process may be killed at any moment, a disk be full, two commands be given at once. So everything
 is written under another name first and then renamed, logs are cut back to the checkpoint where a
 run goes on, and a lock keeps others out. Of several processes the first one writes.
+
+Windows has no `fcntl`, so there is no lock there, and that is said. Tried: a small run on Linux
+with `fcntl` and `resource` hidden. Not tried: Windows.
 """
 
 import dataclasses
-import fcntl
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,18 +24,12 @@ from functools import partial
 from pathlib import Path
 
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 
-from logprobs import whole
 from support.adapters import is_adapter, merged_weights
 from support.errors import InputError, say
 from support.files import (
+    append_rows,
+    checkpoints,
     json_line,
     load_checkpoint,
     read_rows,
@@ -40,8 +37,17 @@ from support.files import (
     save_model,
     write_atomically,
 )
+from support.page import write_page
 from support.run import Run
 from support.settings import Config
+from support.weights import gathered, set_state, state_of
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None
+
+LOGS = ("metrics", "groups", "rollouts")  # NAME.jsonl: rows that have a step
 
 
 @dataclass
@@ -63,12 +69,13 @@ class Folder:
 
     Args:
         path: --out.
-        run: what it is the folder of: processes, config, learner, tokenizer and sampler are used.
+        run: whose folder it is: processes, config, learner, tokenizer and sampler are used.
     """
 
     def __init__(self, path: Path, run: Run) -> None:
         self.path, self.run = Path(path), run
         self.processes, self.config = run.processes, run.config
+        self._tracker = None
 
     # -- the beginning
 
@@ -78,8 +85,6 @@ class Folder:
         return Progress()
 
     def _create(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"--out {self.path} is a file: name a folder")
         if self.path.exists() and any(path.name != "lock" for path in self.path.iterdir()):
             raise InputError(f"--out {self.path} is not empty: add --resume to go on with a run")
         self.path.mkdir(parents=True, exist_ok=True)
@@ -91,18 +96,30 @@ class Folder:
         The system takes the lock back when this process ends, however it ends.
         """
         self.lock = open(self.path / "lock", "a")  # noqa: SIM115, it is held as long as the run is
+        reason = "the system has none"
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
         except BlockingIOError as error:
             raise InputError(
                 f"--out {self.path}: another process is still writing there"
             ) from error
         except OSError as error:  # NFS, Lustre
-            say(f"--out {self.path}: no lock ({error.strerror}), run one command at a time there")
+            reason = error.strerror
+        say(f"--out {self.path}: no lock ({reason}), run one command at a time there")
 
-    def write_settings(self) -> None:
-        """config.json. After all that can fail, so that the command can be given again."""
-        text = json.dumps(dataclasses.asdict(self.config), indent=1)
+    def begin(self, progress: Progress) -> None:
+        """Start the tracker and write config.json: last, so that a command that failed before can
+        be given again."""
+        settings = dataclasses.asdict(self.config)
+        if self.config.tracker != "none":
+            from support.trackers import connect  # most runs have none
+
+            next_step = progress.step + 1 if progress.rows else 0
+            work = partial(connect, self.config.tracker, self.path, settings, next_step)
+            self._tracker = self.processes.on_first(work, send=False)
+        text = json.dumps(settings, indent=1)
         self.processes.on_first(partial(write_atomically, self.path / "config.json", text))
 
     def go_back(self) -> Progress:
@@ -112,7 +129,7 @@ class Folder:
             InputError: what is there is damaged, of another model, or being written by another.
         """
         # Weights are too large to be sent as an object: they stay with the first process.
-        state = self.processes.on_first(self._newest_checkpoint, send=False)
+        state = self.processes.on_first(self._newest_checkpoint, send=False) or {}
         found = self.processes.on_first(partial(self._cut_logs, state))
         before, now = found["processes"] or self.processes.count, self.processes.count
         if before != now:
@@ -120,18 +137,27 @@ class Folder:
             print("other prompts and rollouts than it would have seen")
         for name, digest in self.run.data_digests().items():
             if (found["data"] or {}).get(name, digest) != digest:  # older checkpoints have none
-                say(f"--resume: prompts or answers ({name}) are others than when the run began")
+                say(f"--resume: prompts, answers or code ({name}) have changed since the run began")
+        self.run.sampler.sleep()  # its memory is the checkpoint's until the sync
         if found["weights"]:
-            self._set_state(state or {}, found["moments"])
+            set_state(self.run.learner, state, found["moments"])
         self.run.sampler.sync(self.run.model)
         return Progress(found["step"], found["time"], found["rows"])
 
     def _newest_checkpoint(self) -> dict:
-        """The newest checkpoint that can be read; empty if there is none."""
+        """The newest checkpoint that can be read; empty if the run was killed before its first."""
         self._lock()
-        state = load_checkpoint(self.path / "checkpoint") or {}
-        shapes = {name: tuple(weight.shape) for name, weight in state.get("model", {}).items()}
-        if state and shapes != self.run.learner.trained():
+        folder = self.path / "checkpoint"
+        state = load_checkpoint(folder)
+        if state is None and (checkpoints(folder) or (self.path / "model").exists()):
+            raise InputError(
+                f"--resume: {self.path} holds no checkpoint that can be read: start a new run in "
+                "another --out"
+            )
+        if state is None:
+            return {}
+        shapes = {name: tuple(weight.shape) for name, weight in state["model"].items()}
+        if shapes != self.run.learner.trained():
             raise InputError(f"--resume: the checkpoint in {self.path} is of another model")
         return state
 
@@ -139,80 +165,55 @@ class Folder:
         """Drop what was logged after the checkpoint: those steps are done again.
 
         Returns:
-            What every process must know of the checkpoint: whether it has `weights` and AdamW's
-            `moments`; its `step`, `time`, number of `processes` and `data`; the `rows` up to it.
+            What every process must know of the checkpoint: its `step`, `time`, number of
+            `processes` and `data`; whether there are `weights`, and which of them have `moments`;
+            the `rows` up to it.
         """
-        last = state.get("step", -1)
-        lost = [row["step"] for row in read_rows(self.path / "metrics.jsonl") if row["step"] > last]
-        finished = (self.path / "model").exists()
-        settings = json.loads((self.path / "config.json").read_text())  # so far
-        save_every = settings.get("save_every", Config.save_every)
-        # Steps that fail put off the first checkpoint, but three in a row end the run.
-        if not state and lost and (finished or max(lost) > save_every + 2):
-            raise InputError(
-                f"--resume: {self.path} holds {max(lost)} steps and no checkpoint that can be "
-                "read: start a new run in another --out"
-            )
-        left = {}
-        for name in ("metrics.jsonl", "rollouts.jsonl"):
-            left[name] = [row for row in read_rows(self.path / name) if row["step"] <= last]
-            write_atomically(self.path / name, "".join(map(json_line, left[name])))
-        return {
-            "weights": bool(state),
-            "moments": "optimizer" in state,
-            "step": state.get("step", 0),
-            "time": state.get("time", 0.0),
-            "processes": state.get("processes"),
-            "data": state.get("data"),
-            "rows": left["metrics.jsonl"],
-        }
+        rows, last = {}, state.get("step", -1)
+        for name in LOGS:
+            path = self.path / f"{name}.jsonl"
+            rows[name] = [row for row in read_rows(path) if row["step"] <= last]
+            write_atomically(path, "".join(map(json_line, rows[name])))
+        known = {"step": 0, "time": 0.0, "processes": None, "data": None}
+        known |= {name: state[name] for name in known if name in state}
+        moments = list(state.get("optimizer", {}).get("state", {}))
+        return known | {"weights": bool(state), "moments": moments, "rows": rows["metrics"]}
 
     # -- while it runs
 
-    def log(self, row: dict, rollouts: Sequence[dict] = ()) -> None:
-        """Append a row to metrics.jsonl, and some to rollouts.jsonl."""
+    def log(self, progress: Progress, row: dict, **others: Sequence[dict]) -> None:
+        """Append a row to metrics.jsonl, and send it to the tracker.
+
+        Args:
+            others: rows of other files, by their name in LOGS.
+        """
+        progress.rows.append(row)
 
         def write() -> None:
-            for name, new in (("metrics.jsonl", [row]), ("rollouts.jsonl", rollouts)):
-                with open(self.path / name, "a") as file:
-                    file.writelines(json_line(line) for line in new)
+            for name, rows in {"metrics": [row], **others}.items():
+                append_rows(self.path / f"{name}.jsonl", rows)
+            if self._tracker:
+                send, _ = self._tracker
+                send(row)
 
         self.processes.on_first(write)
 
     def save(self, progress: Progress) -> None:
-        """Write a checkpoint; the one before it stays, as a reserve."""
+        """Write a checkpoint, and the page so far; the checkpoint before stays, as a reserve."""
         state = {"step": progress.step, "time": progress.time, "processes": self.processes.count}
-        state |= {"data": self.run.data_digests()} | self._state()
+        state |= {"data": self.run.data_digests()} | state_of(self.run.learner)
         self.processes.on_first(partial(save_checkpoint, state, self.path / "checkpoint"))
+        self.processes.on_first(partial(write_page, self.path))
 
-    def _state(self) -> dict:
-        """Trained weights and optimizer, whole, on the first process; empty on the others."""
-        model, optimizer = self.run.learner.model, self.run.learner.optimizer
-        options = StateDictOptions(
-            full_state_dict=True, cpu_offload=True, ignore_frozen_params=True
-        )
-        # Tied weights come under both names; the one that is no parameter's has no need to be kept.
-        trained = self.run.learner.trained()
-        weights = get_model_state_dict(model, options=options)
-        state = {"model": {name: weights[name] for name in weights if name in trained}}
-        # Before its first step an optimizer has no moments: asking would make a step, and count it.
-        if optimizer.state:
-            state["optimizer"] = get_optimizer_state_dict(model, optimizer, options=options)
-        return state
+    # -- the end
 
-    def _set_state(self, state: dict, moments: bool) -> None:
-        """The reverse of `_state`: the first process has it, and sends the others their part."""
-        model, optimizer = self.run.learner.model, self.run.learner.optimizer
-        options = StateDictOptions(
-            full_state_dict=True,
-            broadcast_from_rank0=self.processes.count > 1,
-            strict=False,  # frozen weights are not in it
-        )
-        set_model_state_dict(model, state.get("model", {}), options=options)
-        if moments:
-            set_optimizer_state_dict(model, optimizer, state.get("optimizer", {}), options=options)
-
-    # -- the models
+    def finish(self, progress: Progress) -> None:
+        """Write a checkpoint and the models, and send what the tracker has left."""
+        self.save(progress)
+        self.save_models()
+        if self._tracker:
+            _, close = self._tracker
+            close()
 
     def save_models(self) -> None:
         """model/, and merged/ if it is asked for."""
@@ -222,22 +223,19 @@ class Folder:
             # An adapter on top of an adapter is no folder that anyone could load.
             self._save_model("model", base, merged_weights(model))
         else:
-            self._save_model("model", model, model.state_dict().items())
+            # Of a model with an adapter only the adapter is written.
+            frozen = {name for name, weight in model.named_parameters() if not weight.requires_grad}
+            weights = model.state_dict().items()
+            skipped = frozen if config.lora_rank else ()
+            self._save_model("model", model, (pair for pair in weights if pair[0] not in skipped))
         if config.merge:
             self._save_model("merged", base, merged_weights(model))
 
     def _save_model(self, name: str, model: nn.Module, weights: Iterable) -> None:
         """Write a model to a folder of the run. `weights` may be in parts on several processes."""
         names = {name for name, _ in model.named_parameters()}
+        # Tied weights are written once.
         twice = {name for name, _ in model.named_parameters(remove_duplicate=False)} - names
-        whole_weights, trained = {}, self.run.learner.trained()
-        for key, weight in weights:
-            # With an adapter only that is written. Tied weights are written once.
-            frozen = self.config.lora_rank and key in names and key not in trained
-            if key in twice or (frozen and model is self.run.learner.model):
-                continue
-            weight = whole(weight).cpu()  # not all of them at once in the memory of a GPU
-            if self.processes.first:
-                whole_weights[key] = weight
+        whole_weights = gathered((pair for pair in weights if pair[0] not in twice), self.processes)
         work = partial(save_model, model, self.run.tokenizer, self.path / name, whole_weights)
         self.processes.on_first(work)

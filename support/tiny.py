@@ -3,36 +3,29 @@
     python -m support.tiny                        # rebuild tiny_policy/, a minute or so on a CPU
     python -m support.tiny --policy rare_policy   # and the one that is hardly ever right
 
-The policy is an ordinary Llama of 282k parameters that reads and writes sums one digit at a time. A
-reinforcement learner can only sharpen what its policy already does now and then, so the policy is
-first taught by imitation, like any pre-trained model, and by an imperfect teacher:
-arithmetic.py's `careless_solution` adds columns correctly but treats carries carelessly. It leaves
-a policy that is right about a third of the time and whose one systematic flaw anyone can see in its
-text: `4+8=12` where `4+8+1=13` is due. Finding and removing that flaw from a 0/1 reward alone is
-what train.py then does.
+An ordinary Llama of 282k parameters that reads and writes sums one digit at a time. Reinforcement
+can only sharpen what a policy already does now and then, so the policy is first taught by
+imitation, like any pre-trained model, and by an imperfect teacher: arithmetic.py's
+`careless_solution` adds columns correctly but treats carries carelessly. It leaves a policy that is
+right about a third of the time and whose one systematic flaw anyone can see in its text: `4+8=12`
+where `4+8+1=13` is due. Finding and removing that flaw from a 0/1 reward alone is train.py's job.
 
-`tiny_policy/` is the result in the repository, a folder that transformers and vLLM load like any
-other, so that the main job starts at once. `rare_policy/` is taught by a student who forgets 19 of
-20 carries: of the sums in which both columns carry (the task "carries") 0.2% come out right, and
-with few rollouts hardly any group holds a right answer. It is where PODS pays (`--preset rare`).
+`rare_policy/` is taught by a student who forgets 19 of 20 carries: of the sums in which both
+columns carry (the task "carries") 0.2% come out right, and with few rollouts hardly any group holds
+a right answer. It is where PODS pays (`--preset rare`).
 
-Rounding differs between builds of torch, so a rebuilt
-policy is not the same to the bit; it is held to the same gate instead (`check_gate`).
-
-Left out: a vocabulary for anything but sums; a padding token (padding reuses EOS, which is safe
-because masks in this project come from lengths, never from token values).
+Both folders are in the repository, and transformers and vLLM load them like any other. Rounding
+differs between builds of torch, so a rebuilt policy is held to a gate (`check_gate`), not to bits.
 """
 
 import argparse
 import random
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
-import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rewards import TAGS
@@ -72,8 +65,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 def make_model(seed: int) -> LlamaForCausalLM:
     """The untrained policy: two layers, 128 wide, tied embeddings, 281,600 parameters.
 
-    A Llama, because for some architectures (Qwen2 among them) `AutoTokenizer` ignores the tokenizer
-    in the folder and makes its own kind from the vocabulary, which would split the tags.
+    A Llama: for others (Qwen2 among them) `AutoTokenizer` ignores the tokenizer in the folder and
+    makes its own kind from the vocabulary, which would split the tags.
     """
     torch.manual_seed(seed)
     eos = VOCABULARY.index(EOS)
@@ -96,19 +89,13 @@ def make_model(seed: int) -> LlamaForCausalLM:
     )
 
 
-def warm_start(
-    seed: int = SEED,
-    steps: int = 600,
-    batch: int = 64,
-    student: Callable[[str, random.Random], str] = careless_solution,
-) -> LlamaForCausalLM:
+def warm_start(seed: int = SEED, steps: int = 600, forget: float = 0.5) -> LlamaForCausalLM:
     """Imitate the careless student on training sums only: `steps` batches of fresh demonstrations.
 
     Args:
         seed: of the weights, the sums drawn and the student's mistakes.
         steps: optimiser steps. Fewer leave wrong column sums, which later learning mends badly.
-        batch: demonstrations a step.
-        student: completes a prompt; one who forgets more carries makes right answers rarer.
+        forget: the share of carries that the student forgets; invented ones become as much rarer.
     """
     model, tokenizer = make_model(seed), make_tokenizer()
     problems = tasks.load_task("arithmetic", "train")
@@ -117,9 +104,10 @@ def warm_start(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / 50, (steps - step) / max(1, steps - 50))
     )
-    for step in range(1, steps + 1):
-        prompts = [problem.prompt for problem in rng.choices(problems, k=batch)]
-        texts = [prompt + student(prompt, rng) + EOS for prompt in prompts]
+    for _ in tqdm(range(steps), desc="warm start"):
+        prompts = [problem.prompt for problem in rng.choices(problems, k=64)]
+        solutions = [careless_solution(p, rng, forget, invent=0.4 * (1 - forget)) for p in prompts]
+        texts = [prompt + solution + EOS for prompt, solution in zip(prompts, solutions)]
         encoded = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
         labels = encoded["input_ids"].masked_fill(encoded["attention_mask"] == 0, -100)
         labels[:, : len(prompts[0])] = -100  # the prompt is given, not learned; all have 6 tokens
@@ -129,17 +117,7 @@ def warm_start(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        if step % 100 == 0:
-            print(f"warm start {step}/{steps}: loss {loss.item():.3f}")
     return model.eval()
-
-
-def forgetful(forget: float) -> Callable[[str, random.Random], str]:
-    """A student who forgets this share of the carries, and invents them as the careless one does.
-
-    Of sums with two carries the student gets about (1 - forget)^2 right, less what wrong tags cost.
-    """
-    return partial(careless_solution, forget=forget, invent=0.4 * (1 - forget))
 
 
 @torch.no_grad()
@@ -150,30 +128,23 @@ def error_breakdown(
     tokenizer = make_tokenizer()
     problems = random.Random(seed).choices(tasks.load_task(task, "test"), k=samples)
     prompts = [problem.prompt for problem in problems]
+    inputs = tokenizer(prompts, return_tensors="pt")
     torch.manual_seed(seed)
-    tokens = model.generate(
-        **tokenizer(prompts, return_tensors="pt"),
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        max_length=MAX_TOKENS,
-    )
+    plain = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    tokens = model.generate(**inputs, **plain, max_length=MAX_TOKENS)
     texts = tokenizer.batch_decode(tokens[:, len(prompts[0]) :], skip_special_tokens=True)
     kinds = Counter(error_kind(prompt, text) for prompt, text in zip(prompts, texts))
     return {kind: count / samples for kind, count in kinds.most_common()}
 
 
-def check_gate(
-    breakdown: dict[str, float], right: tuple[float, float] = STARTS["tiny_policy"][2]
-) -> None:
+def check_gate(breakdown: dict[str, float], policy: str = "tiny_policy") -> None:
     """Raise ValueError unless the warm start has the one flaw it should have, and no other.
 
-    Right about a third of the time, so that most groups have right and wrong answers (`right` says
-    otherwise); nearly no wrong column sums, which make learning slow and its plateau low.
+    Its share of right answers is that of `STARTS`. Wrong column sums are rare: they make learning
+    slow and its plateau low.
     """
-    share = Counter(breakdown)
-    if not right[0] <= share["right"] <= right[1] or share["column"] > 0.02:
+    share, (_, _, (least, most)) = Counter(breakdown), STARTS[policy]
+    if not least <= share["right"] <= most or share["column"] > 0.02:
         raise ValueError(f"this warm start would learn badly, try another seed: {breakdown}")
 
 
@@ -184,13 +155,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder to write; default: the policy's own")
     parser.add_argument("--seed", type=int, default=SEED, help="weights and demonstrations")
     arguments = parser.parse_args()
-    transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)  # faster than two at this size, and the same sums in the same order
-    forget, task, right = STARTS[arguments.policy]
-    model = warm_start(arguments.seed, student=forgetful(forget))
+    forget, task, _ = STARTS[arguments.policy]
+    model = warm_start(arguments.seed, forget=forget)
     breakdown = error_breakdown(model, task=task)
     print("held-out completions:", ", ".join(f"{k} {v:.3f}" for k, v in breakdown.items()))
-    check_gate(breakdown, right)
+    check_gate(breakdown, arguments.policy)
     folder = arguments.out or EMBEDDED[arguments.policy]
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)

@@ -1,92 +1,59 @@
 """Experiment trackers: a run's metrics, sent where a team looks at them.
 
-    tracker = start("tensorboard", processes, folder, settings)
-    tracker.log({"reward": 0.4, "seconds": {"update": 0.1}}, step=1)
-    tracker.close()
+    send, close = connect("tensorboard", folder, settings, next_step=0)
+    send({"step": 1, "reward": 0.4, "seconds": {"update": 0.1}})
+    close()
 
-Each through its own few calls; "none" is one that does nothing, so that the loop need not ask.
+A run that goes on goes on here, too. Rows after its checkpoint come twice: TensorBoard forgets the
+first ones, W&B does not take the second ones.
 """
 
 import importlib
-import importlib.util
+import uuid
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 from support.errors import InputError
-from support.processes import Processes
 
 PROJECT = "pods"
-PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
-TRACKERS = ("none", *PACKAGES)
 
 
-def check(name: str) -> None:
-    """Raise InputError for a tracker whose package is not installed."""
-    if name != "none" and importlib.util.find_spec(PACKAGES[name]) is None:
-        raise InputError(f"--tracker {name} is not installed: pip install {PACKAGES[name]}")
+def connect(
+    name: str, folder: Path, settings: dict, next_step: int
+) -> tuple[Callable[[dict], None], Callable[[], None]]:
+    """What sends a row, and what sends all that is left.
 
-
-def start(name: str, processes: Processes, folder: Path, settings: dict) -> "Tracker":
-    """A tracker that has been told the settings; of several processes only the first one's sends.
+    Args:
+        name: tensorboard (files in the run's folder), wandb or trackio.
+        folder: of the run; the file `tracker` keeps the run's name at wandb or trackio.
 
     Raises:
-        InputError: it refuses: no account, no network.
+        InputError: the tracker refuses: no account, no network.
     """
+    try:
+        if name == "tensorboard":
+            from torch.utils.tensorboard import SummaryWriter
 
-    def started() -> Tracker:
-        try:
-            if name == "none":
-                return Tracker()
-            if name == "tensorboard":
-                return TensorBoard(folder, settings)
-            return Service(importlib.import_module(PACKAGES[name]), settings)
-        except Exception as error:  # each raises its own
-            raise InputError(f"--tracker {name}: {error}") from error
+            writer = SummaryWriter(str(folder / PROJECT), purge_step=next_step)
+            lines = [f"    {key}: {value}\n" for key, value in settings.items()]
+            writer.add_text("settings", "".join(lines))
 
-    return processes.on_first(started, send=False) or Tracker()
+            def send(row: dict) -> None:
+                for key, value in flat(row).items():
+                    writer.add_scalar(key, value, row["step"])
+                writer.flush()
 
+            return send, writer.close
 
-class Tracker:
-    """One that does nothing."""
-
-    def log(self, row: dict, step: int) -> None:
-        """Send the numbers of one step."""
-
-    def close(self) -> None:
-        """Send what is left."""
-
-
-class TensorBoard(Tracker):
-    """Event files in the run's folder, for `tensorboard --logdir`."""
-
-    def __init__(self, folder: Path, settings: dict) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.writer = SummaryWriter(str(folder / PROJECT))
-        text = "".join(f"    {name}: {value}\n" for name, value in settings.items())
-        self.writer.add_text("settings", text)
-
-    def log(self, row: dict, step: int) -> None:
-        for name, value in flat(row).items():
-            self.writer.add_scalar(name, value, global_step=step)
-        self.writer.flush()
-
-    def close(self) -> None:
-        self.writer.close()
-
-
-class Service(Tracker):
-    """Weights & Biases, or Trackio, which has the same calls."""
-
-    def __init__(self, package: ModuleType, settings: dict) -> None:
-        self.package = package
-        package.init(project=PROJECT, config=settings)
-
-    def log(self, row: dict, step: int) -> None:
-        self.package.log(flat(row), step=step)
-
-    def close(self) -> None:
-        self.package.finish()
+        package, known = importlib.import_module(name), folder / "tracker"
+        run = known.read_text() if known.exists() else f"{folder.name}-{uuid.uuid4().hex}"
+        # W&B knows a run by its id, Trackio by its name.
+        identity = {"id": run[-32:]} if name == "wandb" else {}
+        package.init(project=PROJECT, config=settings, name=run, resume="allow", **identity)
+        known.write_text(run)
+        return lambda row: package.log(flat(row), step=row["step"]), package.finish
+    except Exception as error:  # each raises its own
+        raise InputError(f"--tracker {name}: {error}") from error
 
 
 def flat(row: dict, prefix: str = "") -> dict[str, float]:

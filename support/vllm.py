@@ -4,8 +4,8 @@
     rollouts = sampler.generate(prompts, n=64, max_new_tokens=512, temperature=0.9, seed=0)
     sampler.sync(model)                         # after every update
 
-Worth its installation for models above 100M parameters: paged memory, continuous batching and
-fused kernels are an engine's work. What is only for GPUs is in methods and functions of its own.
+It is worth its installation for models above 100M parameters: paged memory, continuous batching
+and fused kernels are its work. What only GPUs need has methods and functions of its own.
 """
 
 import copy
@@ -13,7 +13,6 @@ import gc
 import hashlib
 import os
 import random
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,15 +26,15 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from rollouts import Rollouts, check_request, eos_token_ids, max_positions, pack
 from support.adapters import merged_weights
+from support.errors import InputError, explained
 
-LOWEST_TEMPERATURE = 0.01  # below it, vLLM samples at this one and says nothing
 CPU_SETTINGS = {  # of vLLM, where there is no GPU
     "enforce_eager": True,
-    "kv_cache_memory_bytes": 2**30,  # what needs more waits its turn
+    "kv_cache_memory_bytes": 2**30,  # rollouts that need more wait for their turn
     # Only whole blocks of a prompt are shared by its n rollouts; the default is 128 tokens.
     "block_size": 32,
-    # A prompt that is computed in two parts draws a token too many, to be taken back, and vLLM
-    # cannot take back a draw from a CPU's generator.
+    # After the first part of a prompt that is computed in two, vLLM draws a token and takes it
+    # back, which it cannot do with a CPU's random generator.
     "enable_chunked_prefill": False,
 }
 
@@ -44,17 +43,15 @@ class VLLMSampler:
     """Samples with vLLM (arXiv 2309.06180), the engine living in the trainer's own process.
 
     The engine is made from the model's configuration alone, and every weight it ever has comes
-    through `sync`. So there is nothing special about a model from the hub, one resumed from a
-    checkpoint, or one with an adapter, and no way for it to act on weights from an old file.
+    through `sync`. So a model from the hub, one resumed from a checkpoint and one with an adapter
+    are treated alike, and the engine cannot act on weights from an old file.
 
     It computes the trainer's policy with other kernels, so its log-probs differ a little from the
-    trainer's (about 1e-6 in float32, 1e-2 in bfloat16): `importance_weights` in grpo.py corrects
-    for that, and `logprob_gap` in metrics.jsonl shows it.
+    trainer's: by about 1e-6 in float32 (1e-3 on a GPU, where vLLM's attention multiplies in TF32),
+    1e-2 in bfloat16. `importance_weights` in grpo.py corrects for that; `logprob_gap` shows it.
 
     A process has one engine at a time, since engines share global state: a new sampler closes the
-    one before it.
-
-    On a GPU, not yet run on one: `sleep` and `_wake`, `_gpu_settings`, `_process_settings`.
+    one before it. Not yet run on a GPU: `sleep`, `_wake`, `_gpu_settings`, `_process_settings`.
 
     Args:
         model, tokenizer: from transformers, the model perhaps with an adapter of peft's.
@@ -63,9 +60,12 @@ class VLLMSampler:
         dtype: what the engine computes in and stores its weights in.
         gpu_memory_utilization: the share of the GPU that the engine may use, for its own weights
             and its cache. While it sleeps it uses next to none.
+        sleeps: whether `sleep` does anything. Falling asleep and waking up take time in each step,
+            so it is worth it only where the update needs the engine's memory. GPU only.
 
     Raises:
         ImportError: vLLM is not installed, or is the build for a GPU and there is none.
+        InputError: as `sync`.
     """
 
     running: ClassVar["VLLMSampler | None"] = None
@@ -77,40 +77,48 @@ class VLLMSampler:
         max_length: int | None = None,
         dtype: torch.dtype = torch.float32,
         gpu_memory_utilization: float = 0.3,
+        sleeps: bool = True,
     ) -> None:
         self.tokenizer, self.dtype, self.device = tokenizer, dtype, model.device
         self.eos_ids = eos_token_ids(model, tokenizer)
         self.max_length = max_length or max_positions(model)
-        self.gpu_memory_utilization = gpu_memory_utilization
-        self._start(model)
-        self._push(model)
+        self._start(model, gpu_memory_utilization, sleeps)
+        self.sync(model)
 
     def sync(self, model: nn.Module) -> None:
         """Take the updated weights, and forget all that was computed with the old ones.
 
         Nothing is written to a file and no second copy of the model is made: vLLM reads the tensors
         one by one and copies them into its own. An adapter is merged on the way, see adapters.py.
+
+        Raises:
+            InputError: vLLM could not load them. It has taken its layers apart by then and cannot
+                go on, and on a GPU a second engine would not find the memory free.
         """
+        self._wake("weights")  # the cache comes last: merging an adapter needs memory, too
         try:
-            self._push(model)
-            return
+            # All of state_dict: named_parameters lacks a tied output layer, which would stay old.
+            weights = merged_weights(model)
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         except Exception as error:
-            if _process_settings():  # the other processes would wait for an engine that they have
+            if explained(error):  # out of memory, or another process has ended
                 raise
-            # Whatever went wrong, vLLM has taken its layers apart to load them and cannot go on.
-            print(f"vLLM could not take the weights ({error}): new engine", file=sys.stderr)
-        # Not inside `except`: the error's traceback holds the old engine and all of its memory, and
-        # on a GPU vLLM refuses a second engine while the first one has any.
-        self._start(model)
-        self._push(model)
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise InputError(
+                f"vLLM could not take the weights ({reason}) and cannot go on: start it again with "
+                "--resume, or do without it, with --sampler torch in a new run"
+            ) from error
+        self._forget()
+        self._wake("kv_cache")
+        self.asleep = False
 
     def sleep(self) -> None:
         """Give the engine's memory to the update; the next `sync` wakes it. GPU only.
 
-        Level 2 drops the weights too, because `sync` sends all of them anyway. Between `sleep` and
-        `sync` there is nothing to generate with.
+        Level 2 drops the weights too, because `sync` sends all of them anyway: until then there is
+        nothing to generate with.
         """
-        if self.can_sleep:
+        if self.sleeps and not self.asleep:
             self.llm.sleep(level=2)
             self.asleep = True
 
@@ -124,15 +132,14 @@ class VLLMSampler:
     ) -> Rollouts:
         """n completions of each prompt. Arguments and errors: `TorchSampler.generate`.
 
-        The same seed gives the same rollouts, but not those of `TorchSampler`.
+        The same seed gives the same rollouts, but not those of `TorchSampler`. Below a temperature
+        of 0.01 vLLM would sample at 0.01; the settings of a run refuse that.
         """
         from vllm import SamplingParams
 
         if VLLMSampler.running is not self:
             raise RuntimeError("this sampler's engine was closed when another one was made")
         check_request(prompts, max_new_tokens, temperature, self.max_length)
-        if temperature < LOWEST_TEMPERATURE:
-            raise ValueError(f"temperature={temperature}: vLLM's lowest is {LOWEST_TEMPERATURE}")
         # vLLM gives a request's n rollouts the seeds s, s + 1, ...: requests that were numbered in
         # a row would share nearly all of their random numbers. Draw far-apart seeds instead.
         generator = torch.Generator().manual_seed(seed)
@@ -140,13 +147,7 @@ class VLLMSampler:
         params = [
             SamplingParams(
                 n=n,
-                temperature=temperature,
-                top_p=1.0,
-                top_k=0,
-                min_p=0.0,
-                repetition_penalty=1.0,
-                presence_penalty=0.0,
-                frequency_penalty=0.0,
+                temperature=temperature,  # no top-k, top-p or penalties, unless asked for
                 max_tokens=max_new_tokens,
                 seed=request_seed,
                 # What ends a completion is our list alone, so that all samplers agree on it.
@@ -169,16 +170,16 @@ class VLLMSampler:
         ]
         return pack(prompts, completions, log_probs, self.eos_ids, self.tokenizer, self.device)
 
-    def _start(self, model: nn.Module) -> None:
-        """Make the engine, with weights that mean nothing yet."""
+    def _start(self, model: nn.Module, gpu_memory_utilization: float, sleeps: bool) -> None:
+        """Make the engine, with random weights."""
         LLM, on_cpu = _import_vllm()
         config = copy.deepcopy(model.config)
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         config.architectures = [type(base).__name__]
-        settings = CPU_SETTINGS if on_cpu else _gpu_settings(self.gpu_memory_utilization)
+        self.sleeps, self.asleep = sleeps and not on_cpu, False
+        settings = CPU_SETTINGS if on_cpu else _gpu_settings(gpu_memory_utilization, self.sleeps)
         if VLLMSampler.running is not None:
             VLLMSampler.running.close()
-        self.can_sleep, self.asleep = not on_cpu, False
         with undisturbed():
             self.llm = LLM(
                 _folder(config),
@@ -189,7 +190,7 @@ class VLLMSampler:
                 # The default reports log-probs at temperature 1, whatever it samples at.
                 logprobs_mode="processed_logprobs",
                 generation_config="vllm",  # none of the checkpoint's sampling settings
-                seed=0,  # of nothing that matters: every request brings its own
+                seed=0,  # has no effect, because every request brings its own
                 **settings,
                 **_process_settings(),
             )
@@ -199,31 +200,22 @@ class VLLMSampler:
         """End the engine and free its memory.
 
         vLLM destroys torch's default process group with it. Left to the garbage collector, that
-        would happen at any time, in the middle of the next engine's life.
+        would happen at any time, perhaps while the next engine works.
         """
+        if self.asleep:  # vLLM would unmap memory that it has unmapped already
+            self.llm.wake_up()
         self.llm.llm_engine.engine_core.shutdown()
         self.llm = VLLMSampler.running = None
         gc.collect()  # its parts refer to each other
 
-    def _push(self, model: nn.Module) -> None:
-        """Send all weights, waking what sleeps: memory for weights first, for the cache at last."""
-        self._wake("weights")
-        # All of state_dict: of named_parameters a tied output layer is missing, and stays stale.
-        weights = merged_weights(model)
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-        self._forget()
-        self._wake("kv_cache")
-        self.asleep = False
-
     def _forget(self) -> None:
-        """Empty the prefix cache: keys and values of prompts, computed with the weights of then."""
+        """Empty the prefix cache: keys and values of prompts, computed with earlier weights."""
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not empty its prefix cache: a request is still running")
 
     def _wake(self, part: str) -> None:
         """Get the memory of `weights` or `kv_cache` back from the update. GPU only."""
-        if self.asleep:
-            torch.cuda.empty_cache()  # torch keeps freed memory for itself; vLLM cannot see it
+        if self.asleep:  # vLLM first empties the cache in which torch keeps freed memory
             self.llm.wake_up(tags=[part])
 
 
@@ -246,10 +238,10 @@ def _import_vllm() -> tuple[type, bool]:
 
 
 def _folder(config: PreTrainedConfig) -> str:
-    """A folder with the configuration, and nothing else, that is named by what it says.
+    """A folder with the configuration and nothing else, named by a digest of its content.
 
-    vLLM keeps the kernels that it compiled under the name of the model's folder, among other
-    things. With a new name each time every start would compile all of them again, for a minute.
+    vLLM finds the kernels that it has compiled by the name of the model's folder, among other
+    things. With a new name each time, every start would compile them again, for a minute.
     """
     with tempfile.TemporaryDirectory() as fresh:
         config.save_pretrained(fresh)
@@ -259,13 +251,13 @@ def _folder(config: PreTrainedConfig) -> str:
     folder.mkdir(exist_ok=True)
     part = folder / f"{os.getpid()}.part"
     part.write_bytes(content)
-    part.replace(folder / "config.json")  # at once: another process may be reading it
+    part.replace(folder / "config.json")  # in one piece: another process may be reading it
     return str(folder)
 
 
-def _gpu_settings(share: float) -> dict:
+def _gpu_settings(share: float, sleeps: bool) -> dict:
     """The engine's settings on a GPU. Not yet run on a GPU."""
-    return {"gpu_memory_utilization": share, "enable_sleep_mode": True}
+    return {"gpu_memory_utilization": share, "enable_sleep_mode": sleeps}
 
 
 def _process_settings() -> dict:
@@ -273,15 +265,14 @@ def _process_settings() -> dict:
 
     Left to itself, vLLM would put the engine of every process on the first GPU.
     """
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if distributed and torch.distributed.get_world_size() > 1:
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         return {"distributed_executor_backend": "external_launcher"}
     return {}
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Keep what vLLM changes in the process that it shares with the trainer as it was.
+    """Restore afterwards what vLLM changes in the process that it shares with the trainer.
 
     It seeds the random generators of Python, NumPy and torch, and draws from them; on a CPU it also
     replaces `torch.set_num_threads` by a function that does nothing.

@@ -37,9 +37,9 @@ from grpo import group_advantages
 from logprobs import token_log_probs
 from rollouts import Rollouts
 from support.adapters import add_lora
-from support.arithmetic import sums
 from support.run import Run
 from support.settings import Config, flag
+from support.tasks import sums
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parents[1]
@@ -219,7 +219,7 @@ def weights_of(out: Path) -> dict[str, torch.Tensor]:
 def assert_same_run(out: Path, expected: Path) -> None:
     """Numbers, what was written and weights are equal to the bit."""
     assert without_times(out) == without_times(expected)
-    for name in ("rollouts.jsonl", "evaluation.jsonl"):
+    for name in ("groups.jsonl", "rollouts.jsonl", "evaluation.jsonl"):
         assert (out / name).read_text() == (expected / name).read_text()
     assert_equal(weights_of(out), weights_of(expected))
 

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from rewards import TAGS
-from support.arithmetic import careless_solution, carries, error_kind, worked_solution
-from support.tasks import load_task
+from support.arithmetic import careless_solution, error_kind, worked_solution
+from support.tasks import carries, load_task
 
 
 @pytest.mark.parametrize(

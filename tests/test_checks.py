@@ -311,4 +311,4 @@ def test_a_resumed_run_says_that_its_data_are_others(tiny, sums, tmp_path, capsy
     elif change == "template":
         (tiny / "chat_template.jinja").write_text("1{{ messages[-1]['content'] }}")
     assert train.main(["--resume", "--out", str(tmp_path / "out"), "--steps", "3"]) == 0
-    assert ("others than when the run began" in capsys.readouterr().err) == (change != "nothing")
+    assert ("have changed since the run began" in capsys.readouterr().err) == (change != "nothing")

@@ -58,17 +58,10 @@ def test_a_fault_of_ours_is_not_explained_away(error):
     assert explained(error) is None
 
 
-def test_a_fault_in_the_middle_of_a_run_reaches_the_user(tmp_path, monkeypatch, capsys):
-    def broken(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB.\nMore.")
-
-    monkeypatch.setattr(train, "update", broken)
-    assert train.main(flags(out=tmp_path / "run")) == 1
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert message.startswith("train.py: out of memory") and "--micro-batch" in message
+def test_a_fault_of_ours_keeps_its_traceback(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "update", lambda *_: torch.zeros(2) @ torch.zeros(3))
-    with pytest.raises(RuntimeError):  # with its traceback
-        train.main(flags(out=tmp_path / "other"))
+    with pytest.raises(RuntimeError):
+        train.main(flags(out=tmp_path / "run"))
 
 
 @pytest.mark.parametrize("settings", [{"lr": 1e30}, {"lr": 1e20, "lora_rank": 4}])

@@ -1,28 +1,27 @@
 """Evaluation against a loop over completions; examples, summary and curves of known rows."""
 
-import dataclasses
 import itertools
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import SMALL, metrics, small, write_sums
+from matplotlib.image import imread
 
 import train
-from rewards import accuracy, format, tag_count
-from support.arithmetic import sums
+from rewards import accuracy, extract_answer, format, tag_count
 from support.evaluation import (
     draw_curves,
     evaluate,
     evaluation,
     not_finite,
+    numbers_of,
     pass_at_k,
     save_completions,
     summary,
 )
-from support.processes import Processes
 from support.run import Run, derived_seed
+from support.tasks import Problem, sums
 
 
 def test_pass_at_k_equals_all_draws():
@@ -34,36 +33,53 @@ def test_pass_at_k_equals_all_draws():
             assert pass_at_k(samples, correct, k) == pytest.approx(share)
 
 
-def test_evaluation_numbers_are_those_of_a_loop_over_completions():
+def test_what_was_written_is_what_the_sampler_gave_and_the_reward_said():
     run = Run(small(eval_problems=16, eval_samples=8, temperature=0.9), train=False)
-    data = run.eval_data[SMALL["task"]]
-    result, rows = evaluate(run, data)
+    (data,) = run.eval_data.values()
+    _, rows = evaluate(run)
     seed = derived_seed(0, "evaluation", 0)
     rollouts = run.sampler.generate(data.prompt_ids, 8, run.max_new_tokens, 0.9, seed)
-    right = [
-        [text.endswith(f"<answer>{problem.answer}</answer>") for text in texts]
-        for problem, texts in zip(data.problems, rollouts.texts)
-    ]
-    means = [sum(row) / 8 for row in right]
-    mean = sum(means) / 16
-    spread = math.sqrt(sum((value - mean) ** 2 for value in means) / 15 / 16)
-    assert result["accuracy"] == result["pass@1"] == pytest.approx(mean, abs=0.03)
-    assert result["accuracy_se"] == pytest.approx(spread, rel=0.2)
-    assert result["pass@8"] == pytest.approx(sum(map(any, right)) / 16, abs=0.06)
-    assert result["pass@1"] <= result["pass@4"] <= result["pass@8"]
-    lengths = rollouts.mask.sum(-1).double()
-    assert result["completion_length"] == pytest.approx(lengths.mean().item())
-    assert result["truncated"] == pytest.approx(1 - rollouts.finished.double().mean().item())
-    assert (result["problems"], result["samples"]) == (16, 8)
-
     assert [row["completion"] for row in rows] == [text for row in rollouts.texts for text in row]
-    assert [row["length"] for row in rows] == lengths.flatten().tolist()
+    assert [row["length"] for row in rows] == rollouts.mask.sum(-1).flatten().tolist()
     assert [row["finished"] for row in rows] == rollouts.finished.flatten().tolist()
     for i, row in enumerate(rows):
-        assert (row["prompt"], row["answer"]) == dataclasses.astuple(data.problems[i // 8])
+        assert (row["task"], row["problem"]) == (SMALL["task"], i // 8)
+        assert Problem(row["prompt"], row["answer"]) == data.problems[i // 8]
+        assert row["read"] == extract_answer(row["completion"])
         for name, function in (("format", format), ("tag_count", tag_count)):
             assert row[name] == function(row["completion"])
         assert row["accuracy"] == accuracy(row["completion"], row["answer"])
+
+
+def a_row_of(right: int, finished: int = 1, form: float = 1.0, **parts) -> dict:
+    row = {"finished": bool(finished), "length": 7, "accuracy": float(right), "format": form}
+    return row | parts
+
+
+def test_numbers_are_those_of_a_count_by_hand():
+    """Two problems, four completions each: one right of four, three right of four."""
+    rows = [
+        *(a_row_of(1), a_row_of(0), a_row_of(0, finished=0, form=0.0), a_row_of(0)),
+        *(a_row_of(1, form=0.0), a_row_of(1, finished=0), a_row_of(1), a_row_of(0)),
+    ]
+    rows = [row | {"brevity": i / 7} for i, row in enumerate(rows)]  # a reward of the user's own
+    assert numbers_of(rows, 4) == {
+        "accuracy": 0.5,
+        "accuracy_se": pytest.approx(math.sqrt(2 * 0.25**2 / 1 / 2)),  # of the means 1/4 and 3/4
+        "pass@1": 0.5,
+        "pass@4": 1.0,
+        "format": 0.75,
+        "brevity": pytest.approx(0.5),
+        "formed_accuracy": 3 / 8,
+        "finished_accuracy": 3 / 6,
+        "truncated": 2 / 8,
+        "completion_length": 7.0,
+        "problems": 2,
+        "samples": 4,
+    }
+    assert numbers_of([a_row_of(0, finished=0)], 1)["finished_accuracy"] is None
+    # One problem, eight samples: there is no spread over problems to speak of.
+    assert numbers_of([a_row_of(i % 2) for i in range(8)], 8)["accuracy_se"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -81,14 +97,8 @@ def test_an_engine_gets_all_prompts_of_a_process_at_once(sampler, count, expecte
         return generate(prompts, *args)
 
     run.sampler.generate = counting
-    evaluate(run, run.eval_data[SMALL["task"]])
+    evaluate(run)
     assert calls == expected
-
-
-def test_repeats_of_one_problem_are_no_new_evidence():
-    """One problem, eight samples: there is no spread over problems to speak of."""
-    run = Run(small(eval_problems=1, eval_samples=8), train=False)
-    assert evaluation(run)[SMALL["task"]]["accuracy_se"] == 0.0
 
 
 def test_train_on_one_task_evaluate_on_others(tmp_path):
@@ -110,53 +120,31 @@ def test_train_on_one_task_evaluate_on_others(tmp_path):
 # ---- what was written, to read -------------------------------------------------------------------
 
 
-def a_completion(problem: int, right: bool, completion: str = "so <answer>5</answer>") -> dict:
-    row = {"task": "sums", "problem": problem, "prompt": "2+3=", "answer": "5" if right else "6"}
-    row |= {"completion": completion, "finished": right, "length": 7}
-    return row | {"accuracy": float(right), "format": 0.0, "tag_count": 0.5}
-
-
-def holding(completions: list[dict], others: list[dict] = ()) -> SimpleNamespace:
-    """As much of a run as matters here, with another process beside it."""
-    processes = Processes()
-    processes.gather = lambda mine: [mine, list(others)]
-    return SimpleNamespace(
-        processes=processes, completions=completions, eval_data={"sums": None}, opens_think=False
-    )
-
-
 @pytest.mark.parametrize(
     ("right", "shown"), [([1, 0, 1, 0, 0], [0, 1, 3]), ([1] * 4, [0, 1, 2]), ([0, 0], [0, 1])]
 )
 def test_one_right_and_two_wrong_completions_are_shown_as_far_as_there_are_such(
     tmp_path, right, shown
 ):
-    rows = [a_completion(i, bool(it), f"text {i}") for i, it in enumerate(right)]
-    text = save_completions(holding(rows), tmp_path)
-    assert [i for i in range(len(rows)) if f"'text {i}'" in text] == shown
-    assert text.count("right: ") == sum(right[i] for i in shown)
+    run = Run(small(eval_problems=8), train=False)
+    rows = [{"step": 3, "problem": i, "accuracy": float(it)} for i, it in enumerate(right)]
+    lines = save_completions(run, rows, tmp_path).splitlines()
+    written = (tmp_path / "evaluation.jsonl").read_text().splitlines()
+    assert metrics(tmp_path, "evaluation.jsonl") == rows
+    assert lines == [written[i] for i in shown]
 
 
-def test_what_is_shown_says_why(tmp_path):
-    text = save_completions(holding([a_completion(0, False, "It is\n\x1b[2J\x9b2J")]), tmp_path)
-    assert text == (
-        "wrong: '2+3='\n  'It is\\n\\x1b[2J\\x9b2J'\n"
-        "  answer '6', read '\\x1b[2J\\x9b2J'; accuracy 0, format 0, tag_count 0.5; 7 tokens"
-        ", cut off before EOS"
-    )
-    assert "read None;" in save_completions(holding([a_completion(0, False, "<think>5")]), tmp_path)
-    long = save_completions(holding([a_completion(0, True, "a" * 9999 + "the end")]), tmp_path)
-    assert "the end'" in long and len(long) < 1000
+def test_the_rows_of_all_processes_are_in_the_order_of_problems():
+    """The samples of a problem stay in theirs."""
+    run = Run(small(eval_problems=4, eval_samples=2), train=False)
 
+    def with_another(mine: list[dict]) -> list[list[dict]]:
+        assert [row["problem"] for row in mine] == [0, 0, 1, 1, 2, 2, 3, 3]
+        return [mine[:2] + mine[4:6], mine[2:4] + mine[6:]]
 
-def test_the_files_rows_are_those_of_all_processes_in_order(tmp_path):
-    """The samples of a problem stay in theirs; without an evaluation the file stays as it is."""
-    mine = [a_completion(0, True, "a"), a_completion(0, False, "b"), a_completion(2, True, "c")]
-    save_completions(holding(mine, [a_completion(1, True, "d")]), tmp_path)
-    assert save_completions(holding([]), tmp_path) == ""
-    rows = metrics(tmp_path, "evaluation.jsonl")
-    assert [row["completion"] for row in rows] == ["a", "b", "d", "c"]
-    assert [path.name for path in tmp_path.iterdir()] == ["evaluation.jsonl"]
+    _, expected = evaluate(run)
+    run.processes.gather = with_another
+    assert evaluate(run)[1] == expected
 
 
 # ---- what a run shows of itself ------------------------------------------------------------------
@@ -210,6 +198,11 @@ def test_curves_are_drawn_of_a_run_and_not_of_nothing(finished, tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     draw_curves(metrics(finished)[:1], tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+    with_entropy = [row | {"entropy": None} for row in metrics(finished)]
+    with_entropy[-1]["entropy"] = 0.5
+    draw_curves(with_entropy, tmp_path / "more.png")
+    width, more = (imread(tmp_path / f"{name}.png").shape[1] for name in ("curves", "more"))
+    assert more > width  # a fourth picture
 
 
 def test_evaluation_leaves_the_random_state_of_a_run_alone():

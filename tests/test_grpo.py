@@ -17,14 +17,15 @@ from support import tiny
 # ---- group advantages ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", [True, False])
+@pytest.mark.parametrize("scale", ["std", "mean", "none", True, False])
 def test_advantages_equal_the_textbook(scale):
     rewards = torch.randint(0, 5, (4, 3, 8), generator=torch.Generator().manual_seed(0)) / 4
     advantages = group_advantages(rewards, scale=scale)
     assert advantages.dtype == torch.float32 and advantages.shape == rewards.shape
     for row, group in zip(advantages.view(-1, 8), rewards.view(-1, 8).tolist()):
         mean, std = statistics.fmean(group), statistics.stdev(group)
-        expected = [(r - mean) / (std + 1e-4) if scale else r - mean for r in group]
+        divisor = {"std": std + 1e-4, True: std + 1e-4, "mean": mean + 1e-4}.get(scale, 1.0)
+        expected = [(r - mean) / divisor for r in group]
         assert row.tolist() == pytest.approx(expected, abs=1e-6)
 
 
@@ -35,6 +36,24 @@ def test_equal_rewards_have_advantage_exactly_zero(reward, m, dtype):
     rewards = torch.full((2, m), reward, dtype=dtype)
     assert group_advantages(rewards, eps=0.0).tolist() == [[0.0] * m] * 2
     assert group_advantages([reward] * m, scale=False).tolist() == [0.0] * m
+
+
+def test_an_unknown_scale_is_refused_with_the_choices():
+    with pytest.raises(ValueError, match="unknown scale 'max': choose one of std, mean, none"):
+        group_advantages([1.0, 0.0], scale="max")
+
+
+def test_rewards_that_differ_by_a_rounding_error_alone_are_equal():
+    """The same parts added up in another order are not the same number."""
+    sums = [0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1, 0.6, 0.3 + 0.3]
+    assert len(set(sums)) > 1
+    assert group_advantages(sums).tolist() == [0.0] * 4
+    shifted = torch.tensor([1.0, 1.0, 1.0, 1.0 + 2**-23], dtype=torch.float32)
+    assert group_advantages(shifted).tolist() == [0.0] * 4
+    # What is more than that is a signal, however small beside an offset.
+    assert group_advantages([1e6, 1e6, 1e6 + 1e-6, 1e6]).abs().min() > 0
+    assert group_advantages([2.0**49, 2.0**49 + 1]).abs().min() > 0
+    assert group_advantages(torch.tensor([1.0, 1.0078125], dtype=torch.bfloat16)).abs().min() > 0
 
 
 def test_one_group_without_signal_leaves_the_others_alone():

@@ -1,4 +1,4 @@
-"""File systems without locks, names that shells split, launchers' variables: a run goes on."""
+"""Systems without locks, names that shells split, launchers' variables: a run goes on."""
 
 import errno
 import fcntl
@@ -6,12 +6,11 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import without_times
+from conftest import run_command, without_times
 
 import train
 from support.files import new_folder
@@ -62,7 +61,7 @@ def test_folders_of_one_second_are_three(tmp_path, monkeypatch):
 
 def test_runs_without_out_do_not_meet(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("support.storage.time.strftime", lambda _: "now")
+    monkeypatch.setattr("time.strftime", lambda _: "now")
     assert train.main(SHORT) == 0
     assert train.main(["--eval-only", "--eval-problems", "8"]) == 0
     assert (tmp_path / "runs" / "now" / "metrics.jsonl").exists()
@@ -124,11 +123,23 @@ VARIABLES = {
 }
 
 
-def test_variables_of_launchers_change_no_number(tmp_path):
-    """In processes of their own, because these are read when modules are imported."""
-    for name, variables in (("without", {}), ("with", VARIABLES)):
-        command = [sys.executable, "train.py", *SHORT, "--out", str(tmp_path / name)]
-        environment = {k: v for k, v in os.environ.items() if k not in VARIABLES} | variables
-        root = Path(train.__file__).parent
-        subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True)
-    assert without_times(tmp_path / "with") == without_times(tmp_path / "without")
+# The program without the modules that Windows lacks (psutil, a library's, needs one on Linux only),
+# and without the script's folder in sys.path.
+START = """
+import psutil, runpy, sys
+sys.modules.update(dict.fromkeys(["fcntl", "resource"]))
+sys.argv = ["train.py", *sys.argv[1:]]
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+def test_neither_launchers_nor_missing_modules_nor_safe_paths_change_a_number(tmp_path):
+    """In a process of its own, because these are read when modules are imported."""
+    command = [sys.executable, "-c", START, *SHORT, "--out", str(tmp_path / "there")]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | VARIABLES
+    environment["PYTHONSAFEPATH"] = "1"
+    done = run_command(command, cwd=Path(train.__file__).parent, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "no lock (the system has none), run one command at a time there" in done.stderr
+    assert train.main([*SHORT, "--out", str(tmp_path / "here")]) == 0
+    assert without_times(tmp_path / "there") == without_times(tmp_path / "here")

@@ -391,6 +391,30 @@ def test_an_unknown_rule_is_named_with_the_choices():
         down_sample([1, 2, 3], 2, "best")
 
 
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ([[0, 1]] * 2, r"int64 of shape \[2, 2\]: need integer indices of shape \[2, 3\]"),
+        ([0, 1, 2], r"shape \[3\]"),
+        ([[True, True, True, False]] * 2, r"torch\.bool of shape \[2, 4\]"),
+        ([[0.0, 1.0, 2.0]] * 2, "float32"),
+        ([[0, 1, 1], [0, 1, 2]], "an index twice for one group: need 3 different"),
+        ([[0, 1, 2], [0, 1, 4]], r"an index outside of 0 \.\. 3"),
+        ([[0, 1, 2], [-1, 1, 2]], "an index outside"),
+    ],
+)
+def test_a_rule_of_ones_own_that_is_wrong_says_so(answer, message, monkeypatch):
+    monkeypatch.setitem(RULES, "mine", lambda rewards, m: torch.tensor(answer))
+    with pytest.raises(ValueError, match=f"rule 'mine' returned .*{message}"):
+        down_sample(torch.arange(8.0).view(2, 4), 3, "mine")
+
+
+def test_a_rule_of_ones_own_may_return_lists_in_any_order(monkeypatch):
+    monkeypatch.setitem(RULES, "mine", lambda rewards, m: [[3, 0, 2], [1, 3, 0]])
+    keep = down_sample(torch.arange(8.0).view(2, 4), 3, "mine")
+    assert keep.tolist() == [[0, 2, 3], [0, 1, 3]] and keep.dtype == torch.int64
+
+
 def test_a_fractional_m_is_refused():
     with pytest.raises(TypeError):
         max_variance([1, 2, 3], 2.5)

@@ -1,47 +1,48 @@
-"""Presets against the paper."""
+"""Presets against the paper, rivals over any of them, the command line, a run that goes on."""
 
 import dataclasses
+import json
 
 import pytest
+from conftest import flags, small
 
+from pods import RULES
 from support import presets
-from support.settings import Config
+from support.errors import InputError
+from support.presets import CHANGEABLE, MACHINES, MEANINGS, PRESETS, RIVALS, combined, parse
+from support.settings import Config, flag
+from support.tasks import TASKS
 from support.tiny import STARTS
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
+@pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_settings_of_train(name):
-    values = presets.PRESETS[name]
-    fields = {field.name for field in dataclasses.fields(Config)}
-    assert set(values) <= fields
-    config = Config(**values)
-    assert {key: getattr(config, key) for key in values} == values
+    config = Config(**PRESETS[name])
+    assert {key: getattr(config, key) for key in PRESETS[name]} == PRESETS[name]
     assert config.steps is None or name == "cpu"  # the paper's runs end by time
-    assert (name in presets.MACHINES) == (name not in ("cpu", "rare"))
+    assert (name in MACHINES) == (name not in ("cpu", "rare"))
 
 
 @pytest.mark.parametrize(
-    ("name", "model", "task", "n", "m", "minutes", "processes"),
+    ("name", "model", "n", "m", "minutes", "processes"),
     [
-        ("gsm8k-qwen2.5-3b-l40s", "Qwen/Qwen2.5-3B-Instruct", "gsm8k", 64, 16, 360, 1),
-        ("math-qwen2.5-3b-l40s", "Qwen/Qwen2.5-3B-Instruct", "math", 32, 8, 360, 1),
-        ("gsm8k-llama3.2-3b-l40s", "meta-llama/Llama-3.2-3B-Instruct", "gsm8k", 64, 16, 90, 1),
-        (
-            *("sciknoweval-qwen2.5-3b-l40s", "Qwen/Qwen2.5-3B-Instruct", "sciknoweval"),
-            *(64, 16, 360, 1),
-        ),
-        ("gsm8k-qwen2.5-3b-h100", "Qwen/Qwen2.5-3B-Instruct", "gsm8k", 128, 32, 30, 8),
-        ("gsm8k-qwen2.5-7b-a100", "Qwen/Qwen2.5-7B-Instruct", "gsm8k", 128, 32, 30, 8),
+        ("gsm8k-qwen2.5-3b-l40s", "Qwen/Qwen2.5-3B-Instruct", 64, 16, 360, 1),
+        ("math-qwen2.5-3b-l40s", "Qwen/Qwen2.5-3B-Instruct", 32, 8, 360, 1),
+        ("gsm8k-llama3.2-3b-l40s", "meta-llama/Llama-3.2-3B-Instruct", 64, 16, 90, 1),
+        ("sciknoweval-qwen2.5-3b-l40s", "Qwen/Qwen2.5-3B-Instruct", 64, 16, 360, 1),
+        ("gsm8k-qwen2.5-3b-h100", "Qwen/Qwen2.5-3B-Instruct", 128, 32, 30, 8),
+        ("gsm8k-qwen2.5-7b-a100", "Qwen/Qwen2.5-7B-Instruct", 128, 32, 30, 8),
     ],
 )
-def test_presets_have_the_papers_numbers(name, model, task, n, m, minutes, processes):
-    config = Config(**presets.PRESETS[name])
-    assert (config.model, config.task, config.n, config.m) == (model, task, n, m)
-    assert (config.minutes, presets.MACHINES[name].processes) == (minutes, processes)
+def test_presets_have_the_papers_numbers(name, model, n, m, minutes, processes):
+    config = Config(**PRESETS[name])
+    assert (config.model, config.task) == (model, name.partition("-")[0])
+    assert (config.n, config.m, config.minutes) == (n, m, minutes)
+    assert MACHINES[name].processes == processes
     assert (config.lr, config.warmup_steps, config.temperature) == (5e-6, 0, 0.9)
     assert (config.dtype, config.loss_type, config.rule) == ("bfloat16", "grpo", "max_variance")
     assert config.beta == (0.04 if "llama" in name else 0)
-    assert config.eval_task == (("math500",) if task == "math" else ())
+    assert config.eval_task == (("math500",) if config.task == "math" else ())
     if processes == 1:
         assert (config.lora_rank, config.prompts_per_step, config.max_new_tokens) == (64, 1, 512)
         assert (config.adam_beta2, config.weight_decay, config.max_grad_norm) == (0.99, 0.1, 0.1)
@@ -54,7 +55,7 @@ def test_presets_have_the_papers_numbers(name, model, task, n, m, minutes, proce
 
 
 def test_the_rare_preset_is_the_embedded_policy_that_is_hardly_ever_right():
-    config = Config(**presets.PRESETS["rare"])
+    config = Config(**PRESETS["rare"])
     _, task, (_, most) = STARTS[config.model]
     assert config.task == task and most <= 0.01
     assert config.minutes == 0.5  # README: two half minutes
@@ -64,3 +65,167 @@ def test_this_machine_has_this_computers_memory():
     machine = presets.this_machine(processes=2)
     assert machine.processes == 2
     assert machine.memory > 10**8
+
+
+# ---- rivals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "expected"),
+    [
+        ("grpo", "", {"n": 16}),
+        ("grpo-ga", "", {"m": 64}),
+        ("reinforce", "", {"n": 16, "scale": "none"}),
+        ("2-grpo", "", {"n": 2, "m": 2, "prompts_per_step": 32}),
+        ("cppo", "", {"rule": "max_advantage", "advantages": "all"}),
+        ("reinforce-ada", "", {"select_by": "accuracy", "advantages": "all"}),
+        ("maxrl", "", {"n": 16, "scale": "mean"}),
+        # Over other settings: the baseline of the same budget.
+        ("math-qwen2.5-3b-l40s grpo", "", PRESETS["math-qwen2.5-3b-l40s"] | {"n": 8}),
+        ("rare grpo", "", PRESETS["rare"] | {"n": 16}),
+        ("grpo rare", "", PRESETS["rare"] | {"n": 16}),
+        ("grpo", "--m 8", {"n": 8, "m": 8}),
+        # Later ones win, and flags over all.
+        ("grpo maxrl reinforce", "", {"n": 16, "scale": "none"}),
+        ("rare cppo", "--rule random", PRESETS["rare"] | {"rule": "random", "advantages": "all"}),
+        ("rare cpu", "--minutes 1", PRESETS["rare"] | {"minutes": 1.0}),
+    ],
+)
+def test_presets_combine(names, given, expected):
+    config, command = parse(["--preset", *names.split(), *given.split()])
+    assert config == Config(**expected)
+    assert command.preset == names.split()
+
+
+def test_a_rival_trains_on_as_many_rollouts_as_the_run_that_it_changes():
+    for base in ("cpu", "math-qwen2.5-3b-l40s", "gsm8k-qwen2.5-3b-h100"):
+        pods = Config(**PRESETS[base])
+        for name in RIVALS:
+            rival = Config(**combined([base, name]))
+            trained = rival.prompts_per_step * rival.m
+            times = pods.n // pods.m if name == "grpo-ga" else 1
+            assert trained == times * pods.prompts_per_step * pods.m
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+
+def test_help_has_a_line_for_every_setting_rule_preset_and_task(capsys):
+    with pytest.raises(SystemExit) as exit:
+        parse(["--help"], "what it is for")
+    assert exit.value.code == 0
+    text = capsys.readouterr().out
+    assert "what it is for" in text
+    for field in dataclasses.fields(Config):
+        assert f"\n  {flag(field.name)}" in text and field.metadata["help"]
+    for group in ("what is learned", "data and model", "memory", "run", "rules"):
+        assert f"\n{group}:\n" in text
+    assert MEANINGS.keys() == PRESETS.keys() | RIVALS.keys()
+    for name in (*RULES, *MEANINGS, *TASKS):
+        assert any(line.startswith(f"  {name}  ") for line in text.splitlines())
+    assert text.index("--preset") < 80 and "[--" not in text[80:]  # one short line of usage
+
+
+def test_flags_reach_the_configuration():
+    line = "--n 8 --m 4 --minutes 2 --reward-weights 1 1 1 --eval-task a b --lr 1e-6 --merge"
+    config, command = parse([*line.split(), "--lora-rank", "2", "--out", "here"])
+    assert (config.n, config.m, config.minutes, config.steps) == (8, 4, 2.0, None)
+    assert config.reward_weights == (1.0, 1.0, 1.0)
+    assert config.eval_task == ("a", "b")
+    assert config.lr == 1e-6 and config.merge
+    assert str(command.out) == "here"
+    assert not (command.resume or command.eval_only or command.dry_run)
+
+
+def test_a_reward_may_be_given_in_one_flag_or_in_several():
+    one, _ = parse(["--reward", "format=0", "a.py:f=2"])
+    several, _ = parse(["--reward", "format=0", "--reward", "a.py:f=2"])
+    assert one == several == Config(reward_weights=(1, 0, 0.1), reward="a.py:f=2")
+    of_preset, _ = parse(["--preset", "gsm8k-qwen2.5-3b-h100", "--reward", "format=0"])
+    assert of_preset.reward_weights == (1, 0, 1)
+
+
+# ---- a run that goes on --------------------------------------------------------------------------
+
+STORED = dict(steps=4, eval_task=("arithmetic",), reward=("a.py:f=2.0",), reward_weights=(1, 0, 0))
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """The folder of a run, as far as its settings go."""
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(small(**STORED))))
+    return tmp_path
+
+
+def resumed(folder, *arguments) -> Config:
+    return parse(["--resume", "--out", str(folder), *map(str, arguments)])[0]
+
+
+def test_a_resumed_run_has_its_own_settings_and_may_be_given_them_again(stored):
+    assert resumed(stored) == small(**STORED)
+    again = ["--eval-task", "arithmetic", "--reward", "format=0", "tag_count=0", "a.py:f=2"]
+    assert resumed(stored, *flags(steps=4), *again) == small(**STORED)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--lr", 0.1], "--lr 0.1 differs from the run's 0.0003"),
+        (["--seed", 1], "--seed 1 differs from the run's 0"),
+        (["--reward", "a.py:f=3"], "--reward .*3.0.* differs from the run's .*2.0"),
+        (["--reward", "format=1", "a.py:f=2"], "--reward-weights .* differs from the run's"),
+        (["--preset", "math-qwen2.5-3b-l40s"], "differs from the run's"),
+        (["--preset", "cppo"], "--rule max_advantage differs from the run's max_variance"),
+    ],
+)
+def test_what_is_learned_may_not_be_changed(stored, arguments, words):
+    with pytest.raises(InputError, match=words):
+        resumed(stored, *arguments)
+
+
+def test_how_long_and_in_how_much_memory_may_be_changed(stored):
+    changes = dict(steps=9, micro_batch=3, save_every=1, threads=1, tracker="tensorboard")
+    changes |= dict(gpu_memory_utilization=0.5)
+    arguments = [part for name, value in changes.items() for part in (flag(name), value)]
+    config = resumed(stored, *arguments, "--gradient-checkpointing", "--shard")
+    expected = changes | {"gradient_checkpointing": True, "shard": True}
+    assert {*expected, "minutes"} == set(CHANGEABLE)
+    assert config == small(**STORED | expected)
+
+
+def test_a_new_end_replaces_the_old_one(stored):
+    config = resumed(stored, "--minutes", 2)
+    assert (config.steps, config.minutes) == (None, 2.0)
+
+
+def test_a_run_of_a_version_with_fewer_settings_had_todays_defaults(stored):
+    settings = json.loads((stored / "config.json").read_text())
+    for name in ("save_every", "tracker", "clip", "reward", "mask_truncated"):
+        del settings[name]
+    settings["knob"] = 3  # of a version that had another setting
+    (stored / "config.json").write_text(json.dumps(settings))
+    assert resumed(stored) == small(**STORED | {"save_every": Config.save_every, "reward": ()})
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[]", "holds no run"),
+        ('{"n"', "holds no run"),
+        ('{"n": "8"}', "--n '8': must be int"),
+    ],
+)
+def test_a_config_edited_by_hand_is_refused_in_one_line(stored, content, words):
+    (stored / "config.json").write_text(content)
+    with pytest.raises(InputError, match=words) as error:
+        resumed(stored)
+    assert "\n" not in str(error.value)
+
+
+def test_resuming_needs_the_folder_of_a_run(tmp_path):
+    with pytest.raises(InputError, match="--resume needs --out"):
+        parse(["--resume"])
+    with pytest.raises(InputError, match="holds no run"):
+        resumed(tmp_path)
+    with pytest.raises(InputError, match="not --resume"):
+        resumed(tmp_path, "--eval-only")

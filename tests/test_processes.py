@@ -1,19 +1,16 @@
-"""One row of several, stop signals, and that one process needs none of it."""
+"""One row of several, and that one process needs none of it."""
 
 import os
-import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, random_model
+from conftest import ROOT, SMALL, assert_equal, random_model
 
 from logprobs import Policy, whole
 from support.errors import InputError
-from support.processes import Largest, Processes, combined
-from support.stopping import StopSignal
+from support.processes import Largest, Processes, combined, pieces
 
 # ---- one row of several --------------------------------------------------------------------------
 
@@ -21,15 +18,15 @@ from support.stopping import StopSignal
 def test_rows_of_several_processes_are_one_row():
     """Counts add up, flags are 1 if any is, the largest counts, lists join, floats are averaged."""
     rows = [
-        {"groups": 4, "groups_without_signal": 1, "grader_failures": 0, "skipped": False}
+        {"groups": 4, "groups_without_signal": 1, "skipped": False}
         | {"reward": 1.0, "logprob_gap": {"mean": 1e-6, "max": Largest(3e-6)}}
         | {"pass_rates": [0.5, 1.0]},
-        {"groups": 4, "groups_without_signal": 3, "grader_failures": 2, "skipped": True}
+        {"groups": 4, "groups_without_signal": 3, "skipped": True}
         | {"reward": 0.5, "logprob_gap": {"mean": 3e-6, "max": Largest(2e-6)}}
         | {"pass_rates": [0.25, 0.0]},
     ]
     assert combined([row | {"seconds": {"update": i}} for i, row in zip((2.0, 4.0), rows)]) == {
-        **{"groups": 8, "groups_without_signal": 4, "grader_failures": 2, "skipped": 1},
+        **{"groups": 8, "groups_without_signal": 4, "skipped": 1},
         **{"reward": 0.75, "logprob_gap": {"mean": 2e-6, "max": 3e-6}, "seconds": {"update": 3.0}},
         "pass_rates": [0.5, 1.0, 0.25, 0.0],
     }
@@ -63,18 +60,27 @@ def test_one_process_needs_nobody():
     assert alone.on_first(lambda: "done") == alone.on_first(lambda: "done", send=False) == "done"
     with pytest.raises(ZeroDivisionError):
         alone.on_first(lambda: 1 / 0)
-    policy = Policy(random_model("qwen2"))
-    assert alone.wrap(policy, shard=False) is policy
-    with alone.gradients_sent(policy, last=False):
-        pass
+    model = random_model("qwen2")
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    alone.equalise(model)
+    alone.average_gradients(model.parameters())
+    assert all(weight.grad is None for weight in model.parameters())
+    assert_equal(model.state_dict(), weights)
     tensor = torch.ones(2)
     assert whole(tensor) is tensor
     alone.leave()
 
 
+def test_gradients_are_sent_in_pieces_of_a_bounded_size():
+    sizes = [3, 4, 2, 9, 1, 1, 5]
+    cut = list(pieces([torch.zeros(size) for size in sizes], size=8))
+    assert [[len(gradient) for gradient in piece] for piece in cut] == [[3, 4], [2], [9], [1, 1, 5]]
+    assert list(pieces([])) == []
+
+
 def test_one_process_cannot_shard():
     with pytest.raises(InputError, match=r"--shard needs several processes: .* torchrun"):
-        Processes().wrap(Policy(random_model("qwen2")), shard=True)
+        Processes().shard(Policy(random_model("qwen2")))
 
 
 def test_a_clusters_rank_alone_starts_no_group():
@@ -100,32 +106,3 @@ def test_end_of_a_run_leaves_a_process_group_that_it_did_not_make(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "model").exists()
-
-
-# ---- stop signals --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_asks_and_the_second_leaves_at_once(number, capsys):
-    before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), StopSignal(Processes()) as stop:
-        assert not stop.asked() and not stop.stopped
-        os.kill(os.getpid(), number)
-        assert stop.asked() and stop.stopped
-        assert stop.exit_code == 128 + number
-        assert "once more to stop at once" in capsys.readouterr().err
-        os.kill(os.getpid(), number)
-    assert signal.getsignal(number) is before
-
-
-def test_outside_the_main_thread_signals_are_left_alone():
-    found = []
-
-    def enter() -> None:
-        with StopSignal(Processes()) as stop:
-            found.append(stop.asked())
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert found == [False]

@@ -68,8 +68,8 @@ def test_what_is_no_plain_number(text):
         ("18cm", "18", "cm"),
         ("60 km/h", "60", "km/h"),
         ("60 miles/hour", "60", "mi/h"),
-        ("864 inches^2", "864", "in"),
-        (r"12\pi square meters", r"12\pi", "m"),
+        ("864 inches^2", "864", "in^2"),
+        (r"12\pi square meters", r"12\pi", "m^2"),
         (r"90^\circ", "90", "degree"),
         (r"20^\circ C", "20", "degreeC"),
         ("27 miles from City A", "27", "mi"),
@@ -78,6 +78,15 @@ def test_what_is_no_plain_number(text):
         ("20hrs", "20", "h"),
         (r"8 \frac{km}{h}", "8", "km/h"),
         ("45 %", "45", "%"),
+        ("10 sq cm", "10", "cm^2"),
+        ("10 cm^{3}", "10", "cm^3"),
+        ("9 (apples)", "9", None),
+        ("5 (cm)", "5", "cm"),
+        ("5 J", "5", "J"),
+        ("5 kJ/mol", "5", "kJ/mol"),
+        ("1/3 of the cake", "1/3", None),
+        ("12元", "12", None),
+        ("12 mètres", "12", None),
     ],
 )
 def test_units_are_cut_off(text, value, unit):
@@ -88,7 +97,7 @@ def test_units_are_cut_off(text, value, unit):
     "text",
     [
         *("5", "5x", "5 x", "3ab", "3 ab/c", "5t", "5g", "2s", "5 squared", "9 or so", "2 thirds"),
-        *("20L", "5m^2", "x cm", r"\tan 20^\circ", "5 and a half", "3 xyz", "5 m/n"),
+        *("20L", "5m^2", "x cm", r"\tan 20^\circ", "5 and a half", "3 xyz", "5 m/n", "5 (x)"),
     ],
 )
 def test_variables_and_number_words_are_not(text):
@@ -97,7 +106,8 @@ def test_variables_and_number_words_are_not(text):
 
 def test_where_a_number_is_wanted_one_letter_may_be_a_unit():
     assert split_unit("20L", letters=True) == ("20", "L")
-    assert split_unit("5m^2", letters=True) == ("5", "m")
+    assert split_unit("5m^2", letters=True) == ("5", "m^2")
+    assert split_unit("20in", letters=True) == ("20", "in")
     assert split_unit("5t", letters=True) == ("5t", None)
 
 

@@ -2,64 +2,43 @@ r"""Rewards: what is read out of a completion, what is well formed, what the par
 
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-from rewards import accuracy, extract_answer, format, last_boxed, score, tag_count
-
-ROOT = Path(__file__).parents[1]
-GOOD = "<think>\n6*7=42\n</think>\n<answer>42</answer>"
+from rewards import (
+    accuracy,
+    extract_answer,
+    format,
+    last_boxed,
+    lenient_accuracy,
+    tag_count,
+)
 
 # ---- Multiple choice.
 
 
-@pytest.mark.parametrize(
-    "completion",
-    [
-        "<answer>B</answer>",
-        "<answer>b</answer>",
-        "<answer>(B)</answer>",
-        "<answer>B)</answer>",
-        "<answer>B.</answer>",
-        "<answer>**B**</answer>",
-        "<answer>B: 2 mol of NaOH</answer>",
-        "<answer>B) 12.0 g</answer>",
-        "<answer>(B) 12.0 g</answer>",
-        "<answer>B. a weak base</answer>",
-        "<answer>B sodium chloride</answer>",
-        "<answer>Option B</answer>",
-        r"\boxed{\text{B}}",
-        r"\boxed{\text{(B)}}",
-        r"\boxed{A} hmm \boxed{B}",
-        "#### B",
-        "The answer is B since a strong acid is a full donor.",
-        "My choice is B, a weak base.",
-        "The correct option is (B).",
-        "**Answer:** B",
-        "Answer: **B**",
-        "A: no. C: no. So the answer is B: sodium",
-    ],
-)
+CHOICES = ["B", "b", "(B)", "B)", "B.", "**B**", "B: 2 mol of NaOH", "B) 12.0 g", "(B) 12.0 g"]
+CHOICES += ["B. a weak base", "B sodium chloride", "Option B", "B and I balanced it twice."]
+CHOICES = [f"<answer>{choice}</answer>" for choice in CHOICES]
+CHOICES += [r"\boxed{\text{B}}", r"\boxed{\text{(B)}}", r"\boxed{A} hmm \boxed{B}", "#### B"]
+CHOICES += ["The answer is B since a strong acid is a full donor.", "My choice is B, a weak base."]
+CHOICES += ["The correct option is (B).", "**Answer:** B", "Answer: **B**"]
+CHOICES += ["A: no. C: no. So the answer is B: sodium", "The answer is B and I balanced it twice."]
+
+
+@pytest.mark.parametrize("completion", CHOICES)
 def test_a_choice_is_read_with_and_without_its_text(completion):
     assert [accuracy(completion, gold) for gold in ("B", r"\text{(B)}", "A", "C")] == [1, 1, 0, 0]
 
 
-@pytest.mark.parametrize(
-    "completion",
-    [
-        "<answer>A strong acid</answer>",
-        "<answer>a strong acid</answer>",
-        "The answer is a strong acid.",
-        "Answer: A strong acid",
-        "<answer>A and B</answer>",
-        "<answer>A, B</answer>",
-        "<answer>A or C</answer>",
-        "<answer>Acid</answer>",
-        "A",
-    ],
-)
+NO_CHOICE = ["A strong acid", "a strong acid", "A and B", "A, B", "A or C", "Acid"]
+NO_CHOICE = [f"<answer>{text}</answer>" for text in NO_CHOICE]
+NO_CHOICE += ["The answer is a strong acid.", "Answer: A strong acid", "A"]
+NO_CHOICE += [r"\boxed{A} or \boxed{B}", "The answer is A and B."]
+
+
+@pytest.mark.parametrize("completion", NO_CHOICE)
 def test_an_article_or_two_letters_are_no_choice(completion):
     assert accuracy(completion, "A") == 0.0
 
@@ -83,6 +62,15 @@ def test_an_article_or_two_letters_are_no_choice(completion):
         ("so \\boxed{16", None),
         ("\\boxed{}", None),
         ("\\boxed{\\boxed{16}}", "16"),
+        ("\\boxed{2}, \\boxed{3} and \\boxed{5}", "2, 3, 5"),
+        ("$\\boxed{2} \\quad \\text{and} \\quad \\boxed{5}$.", "2, 5"),
+        ("\\boxed{(3,3)} \\text{ for part (a) and } \\boxed{(1,1)}", "(3,3), (1,1)"),
+        ("\\(y_1 = \\boxed{x+5}\\) and \\( y_2 = \\boxed{3x-2}\\)", "x+5, 3x-2"),
+        ("\\boxed{1} papers and \\boxed{2} bins", "1, 2"),
+        ("\\boxed{1}\\boxed{2}", "1, 2"),
+        ("\\boxed{2}, \\boxed{3}. So it is \\boxed{5}", "5"),
+        ("\\boxed{1} no no no no no \\boxed{2}", "2"),
+        ("\\[\\boxed{7}\\]\n\n**Final Answer**\n\\boxed{7}", "7"),
         ("\\boxed{\\frac{3}{8}}", "\\frac{3}{8}"),
         ("\\boxed{\\{1,2\\}}", "\\{1,2\\}"),
         ("\\fbox{12}", "12"),
@@ -120,8 +108,6 @@ def test_an_article_or_two_letters_are_no_choice(completion):
 )
 def test_the_first_marker_that_is_present_decides_alone(completion, answer):
     assert extract_answer(completion) == answer
-    if answer is not None:
-        assert extract_answer(extract_answer(completion)) == answer  # reading is done once
 
 
 def test_a_thought_that_the_prompt_opened_is_not_read():
@@ -157,6 +143,10 @@ READ = [
     ("The answer is $\\overline{CD}$.", "\\overline{CD}", 1),
     ("The answer is $5$ or $6$.", "5,6", 1),
     ("The answer is \\(5\\).", "5", 1),
+    ("The answer is \\(\n 9 \n\\).", "9", 1),
+    ("The answer is:\n\\[\n9\n\\]", "9", 1),
+    ("We have 12 345 apples", "12345", 1),
+    ("${-2021, 2021}$", "\\pm 2021", 1),
     ("The area is 12 cm^2.", "12", 1),
     ("The area is 12 cm^2.", "2", 0),
     ("The area is 25 cm².", "25", 1),
@@ -191,7 +181,7 @@ def test_nothing_equals_nothing():
 
 
 def test_last_boxed_counts_braces():
-    assert last_boxed(r"odds \boxed{1} and \boxed{\frac{3}{8}} as claimed") == r"\frac{3}{8}"
+    assert last_boxed(r"odds \boxed{1}. So \boxed{\frac{3}{8}} as claimed") == r"\frac{3}{8}"
     assert (
         last_boxed(r"\boxed{\left\{ \text{a } \{b\} \right\}}")
         == r"\left\{ \text{a } \{b\} \right\}"
@@ -231,82 +221,61 @@ def test_anagrams_and_unrelated_equations_are_not_equal():
     assert accuracy("<answer>7x + 3y + 2=0</answer>", "2x-5y+11=0") == 0
 
 
-def test_a_prefilled_tag_is_credited_and_repeated_blocks_are_not():
-    text = "three and five make 8\n</think>\n<answer>8</answer>"
-    assert (format(text, opens_think=True), tag_count(text, opens_think=True)) == (1, 1)
-    twice = "<think>a</think><think>b</think>\n<answer>5</answer><answer>6</answer>"
-    assert (format(twice), tag_count(twice)) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<think>x</think><answer>y" * 160,
-        "<think>x</think>\n<answer>" * 800,
-        "<answer>1 " * 8000,
-    ],
-)
-def test_degenerate_text_is_not_well_formed_and_costs_nothing(text):
-    start = time.perf_counter()
-    assert format(text) == 0
-    assert time.perf_counter() - start < 0.5
-
-
-def test_every_completion_gets_one_reward_in_its_place():
-    texts = [r"\boxed{1}", "", "I don't know.", r"\boxed{2}"]
-    assert score(texts, ["1", "1", "1", "2"])["accuracy"] == [1, 0, 0, 1]
-
-
 def test_a_wrong_key_pays_nobody():
     assert accuracy("<answer>A</answer>", "E") == 0
     assert accuracy("no idea", "G (item has 7 options, parser knows A-F)") == 0
 
 
+def test_the_lenient_reading_finds_the_answer_anywhere_outside_thoughts():
+    text = "<think>7</think>First I had 4 and $x^2$, then B. So \\boxed{5}."
+    assert [lenient_accuracy(text, gold) for gold in ("4", "x^2", "B", "5", "7", "6")] == [
+        *(1, 1, 1, 1, 0, 0)
+    ]
+    assert accuracy(text, "4") == 0
+
+
 # ---- Cost.
 
 
-def test_integers_need_no_server_and_no_libraries():
+def test_no_library_is_loaded_for_integers():
     code = (
         "import sys, rewards\n"
         "texts = [f'<think>a</think><answer>{a}</answer>' for a in "
         "('132', '47+85', '13=2', '', '1,2', 'x', '+', '132.0', '12 12')]\n"
         "print(rewards.score(texts, ['132'] * 9)['accuracy'])\n"
-        "print({'torch', 'sympy', 'math_verify'} & set(sys.modules))\n"
+        "print({'torch', 'sympy', 'mpmath', 'fcntl', 'resource'} & set(sys.modules))\n"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert run.stdout.splitlines() == ["[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0]", "set()"]
 
 
-@pytest.mark.parametrize(
-    "piece",
-    [
-        *"5-,()%$.=^}{ ",
-        "<think>",
-        "</answer>",
-        "\\boxed{",
-        "\\frac",
-        "####",
-        "answer is ",
-        "\\text{",
-        "\\(",
-        "$x",
-        "and",
-        "7",
-        "a",
-        "\\",
-        "1,",
-        "²",
-        "<think>x</think><answer>y",
-        "<answer>1 ",
-        "<|im_end|>",
-    ],
-)
-def test_a_megabyte_of_anything_is_read_in_linear_time(piece):
+PIECES = [
+    *"5-,()%$.=^}{ \n7a\\²",
+    "<think>",
+    "</answer>",
+    "\\boxed{",
+    "\\boxed{1}, ",
+    "\\frac",
+    "####",
+]
+PIECES += [
+    "answer is ",
+    "\\text{",
+    "\\(",
+    "$x",
+    "and ",
+    "1,",
+    "1 000 ",
+    "<think>x</think><answer>y",
+]
+PIECES += ["<answer>1 ", "<|im_end|>"]
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_a_megabyte_of_anything_is_worth_nothing_and_soon_read(piece):
     text = piece * (1_000_000 // len(piece))
-    start = time.perf_counter()
-    assert (format(text), accuracy(text, "5")) == (0.0, 0.0)
+    assert (format(text), accuracy(text, "5"), lenient_accuracy(text, "q")) == (0, 0, 0)
     assert tag_count(text) in (0.0, 0.25)
-    assert time.perf_counter() - start < 1.5
 
 
 def test_model_text_is_never_run(tmp_path, monkeypatch):
@@ -324,22 +293,3 @@ def test_model_text_is_never_run(tmp_path, monkeypatch):
             assert accuracy(completion, "5") == 0.0
             assert accuracy(completion, r"2\sqrt{3}") == 0.0
     assert not list(tmp_path.iterdir())
-
-
-def test_512_ordinary_completions_take_less_than_a_second():
-    endings = [
-        "<answer>{}</answer>",
-        "#### {}",
-        r"\boxed{{{}}}",
-        "The answer is {}.",
-        "<answer>${}.00</answer>",
-    ]
-    texts = [
-        f"<think>{'He buys 3 boxes for $4 each. 3*4=12. ' * 20}</think>\n"
-        + endings[i % 5].format(i)
-        for i in range(512)
-    ]
-    start = time.perf_counter()
-    scores = score(texts, [str(i) for i in range(512)])
-    assert time.perf_counter() - start < 1
-    assert scores["accuracy"] == [1.0] * 512

@@ -46,7 +46,7 @@ def groups(prompts=(3, 7, 1), lengths=((6, 2, 4), (1, 5, 5), (3, 6, 0)), vocab_s
 def by_whole_rows(model, ids, attention, T, temperature=1.0):
     """`token_log_probs` as it is where prompts are not shared."""
     hidden = whole_rows(model, ids, attention, T)
-    return target_log_probs(model.get_output_embeddings(), hidden, ids[:, -T:], temperature)
+    return target_log_probs(model.get_output_embeddings(), hidden, ids[:, -T:], temperature)[0]
 
 
 def gradient(model, log_probs, mask, seed=4):

@@ -3,7 +3,8 @@
 import os
 import random
 import signal
-import subprocess
+import sys
+import threading
 import time
 
 import pytest
@@ -11,7 +12,6 @@ import torch
 from conftest import (
     assert_equal,
     assert_same_run,
-    command,
     flags,
     has_logged,
     metrics,
@@ -24,10 +24,15 @@ from conftest import (
 import train
 from support import evaluation
 from support.files import checkpoints, load_checkpoint
+from support.processes import Processes
+from support.stopping import SIGNALS, Lasting, StopSignal
 
 
 def resume(out, *arguments: object) -> int:
     return train.main(["--resume", "--out", str(out), *map(str, arguments)])
+
+
+# ---- gone on with --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -54,29 +59,13 @@ def test_resume_continues_exactly(finished, tmp_path, changes):
         assert_same_run(parts, whole if changes else finished)
 
 
-def test_killed_run_loses_at_most_the_steps_since_the_checkpoint(tmp_path, in_background):
-    """kill -9 in the middle, also of a line: the resumed run equals the uninterrupted one."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    train.train(small(steps=40), whole)
-    process = in_background(*flags(steps=40), "--out", killed)
-    wait_for(lambda: len(checkpoints(killed / "checkpoint")) >= 2, process)
-    process.kill()
-    process.join()
-    saved, done = load_checkpoint(killed / "checkpoint")["step"], metrics(killed)[-1]["step"]
-    assert 4 <= saved <= done <= saved + 3 and done < 40
-    with open(killed / "metrics.jsonl", "a") as file:
-        file.write('{"step": 39, "tim')
-    assert resume(killed) == 0
-    assert_same_run(killed, whole)
-
-
-def test_twenty_kills_at_random_moments_change_nothing(tmp_path, in_background):
+def test_ten_kills_at_random_moments_change_nothing(tmp_path, in_background):
     """kill -9 while it starts, goes back, trains, evaluates or saves: the same run in the end."""
-    settings = dict(steps=100, eval_every=10, save_every=2)
+    settings = dict(steps=60, eval_every=10, save_every=2)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train.train(small(**settings), whole)
     rng = random.Random(0)
-    for kill in range(20):
+    for kill in range(10):
         saved = checkpoints(killed / "checkpoint")
         begun = (killed / "config.json").exists()
         process = in_background(*(["--resume"] if begun else flags(**settings)), "--out", killed)
@@ -89,99 +78,6 @@ def test_twenty_kills_at_random_moments_change_nothing(tmp_path, in_background):
         process.join()
     assert resume(killed) == 0
     assert_same_run(killed, whole)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_saves_says_where_and_can_be_resumed(tmp_path, number):
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    train.train(small(steps=60), whole)
-    process = subprocess.Popen(
-        command(*flags(steps=60), "--out", stopped), stdout=subprocess.PIPE, text=True
-    )
-    wait_for(has_logged(stopped, 4), process)
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 128 + number
-    assert f"go on with: python train.py --resume --out {stopped}" in output
-    done = len(metrics(stopped)) - 1
-    assert done < 60
-    assert (stopped / "checkpoint" / f"step_{done:06}.pt").exists()
-    assert (stopped / "model" / "model.safetensors").exists()
-    assert resume(stopped) == 0
-    assert_same_run(stopped, whole)
-
-
-def test_second_ctrl_c_leaves_at_once(tmp_path):
-    process = subprocess.Popen(
-        command(*flags(steps=10**6, n=64, prompts_per_step=64), "--out", tmp_path / "run"),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_for(has_logged(tmp_path / "run", 2), process)
-    process.send_signal(signal.SIGINT)
-    while "once more to stop" not in (line := process.stderr.readline()):
-        assert line or process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert "stopped at once" in error and "Traceback" not in error
-    assert not (tmp_path / "run" / "model").exists()  # that would have been the slow way out
-
-
-def test_stopped_in_the_first_evaluation_and_resumed_exactly(finished, tmp_path, monkeypatch):
-    stopped, real = tmp_path / "stopped", evaluation.evaluate
-
-    def interrupted(run, data):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return real(run, data)
-
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(evaluation, "evaluate", interrupted)
-        train.train(small(), stopped)
-    assert [row["step"] for row in metrics(stopped)] == [0]
-    assert resume(stopped) == 0
-    assert_same_run(stopped, finished)
-
-
-def test_sigterm_while_the_end_is_written_waits_for_it(tmp_path, monkeypatch, capsys):
-    def terminate(*_):
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(evaluation, "draw_curves", terminate)
-    before = signal.getsignal(signal.SIGTERM)
-    train.train(small(steps=1), tmp_path / "run")
-    assert "saving" in capsys.readouterr().err
-    assert (tmp_path / "run" / "model").exists()
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_damaged_checkpoint_is_said_and_the_one_before_it_used(finished, tmp_path, capsys):
-    train.train(small(steps=4), tmp_path / "run")
-    newest = checkpoints(tmp_path / "run" / "checkpoint")[-1]
-    assert newest.name == "step_000004.pt"
-    newest.write_bytes(newest.read_bytes()[:5000])
-    assert resume(tmp_path / "run", "--steps", 6) == 0
-    assert "step_000004.pt is damaged" in capsys.readouterr().err
-    assert_same_run(tmp_path / "run", finished)
-
-
-def test_checkpoints_before_the_first_update_change_nothing(tmp_path, monkeypatch):
-    """Asked for its state too early, torch's optimizer would make a step, and count it."""
-    real = train.update
-
-    def dull(learner, kept, advantages, max_new_tokens):
-        dull.step += 1
-        return real(learner, kept, advantages * (dull.step > 2), max_new_tokens)
-
-    monkeypatch.setattr(train, "update", dull)
-    often, once = tmp_path / "often", tmp_path / "once"
-    for out, save_every in ((once, 100), (often, 1)):
-        dull.step = 0
-        rows = train.train(small(save_every=save_every), out)
-        assert [row["skipped"] for row in rows[1:]] == [1, 1, 0, 0, 0, 0]
-    assert_equal(weights_of(often), weights_of(once))
-    moments = load_checkpoint(often / "checkpoint")["optimizer"]["state"].values()
-    assert {float(one["step"]) for one in moments} == {4.0}
 
 
 def test_resumed_run_may_change_what_does_not_change_the_gradient(finished, tmp_path):
@@ -197,3 +93,128 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path, capsys):
     assert resume(tmp_path / "run") == 0
     assert "there is nothing left to do" in capsys.readouterr().out
     assert metrics(tmp_path / "run") == before
+
+
+# ---- stopped by a signal -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_saves_and_the_run_can_be_resumed(tmp_path, number, in_background):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train.train(small(steps=30), whole)
+    process = in_background(*flags(steps=30), "--out", stopped)
+    wait_for(has_logged(stopped, 4), process)
+    os.kill(process.pid, number)
+    process.join()
+    assert process.exitcode == 128 + number
+    done = len(metrics(stopped)) - 1
+    assert done < 30
+    assert (stopped / "checkpoint" / f"step_{done:06}.pt").exists()
+    assert (stopped / "model" / "model.safetensors").exists()
+    assert resume(stopped) == 0
+    assert_same_run(stopped, whole)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_every_signal_asks_and_only_a_second_ctrl_c_leaves_at_once(number, capsys):
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), StopSignal(Processes()) as stop:
+        assert not stop.asked() and not stop.stopped
+        os.kill(os.getpid(), number)
+        assert stop.asked() and stop.stopped
+        assert stop.exit_code == 128 + number
+        assert "finishing this step" in capsys.readouterr().err
+        for other in SIGNALS[1:]:  # a closed terminal sends SIGHUP twice
+            os.kill(os.getpid(), other)
+        assert stop.exit_code == 128 + number
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(number) is before
+
+
+def test_signals_that_are_ignored_stay_so():
+    """As `nohup` ignores SIGHUP, so that a closed terminal does not even stop the run."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignal(Processes()) as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.asked()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_outside_the_main_thread_signals_are_left_alone():
+    found = []
+
+    def enter() -> None:
+        with StopSignal(Processes()) as stop:
+            found.append(stop.asked())
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert found == [False]
+
+
+def test_second_ctrl_c_leaves_at_once(tmp_path, monkeypatch, capsys):
+    def twice(run, step: int):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(train, "train_step", twice)
+    assert train.main(flags(out=tmp_path / "run")) == 130
+    assert "stopped at once" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "model").exists()  # that would have been the slow way out
+
+
+def test_stopped_in_the_first_evaluation_and_resumed_exactly(finished, tmp_path, monkeypatch):
+    stopped, real = tmp_path / "stopped", evaluation.evaluate
+
+    def interrupted(run):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(run)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(evaluation, "evaluate", interrupted)
+        train.train(small(), stopped)
+    assert [row["step"] for row in metrics(stopped)] == [0]
+    assert len(metrics(stopped, "evaluation.jsonl")) == 16
+    assert resume(stopped) == 0
+    assert_same_run(stopped, finished)
+
+
+def test_sigterm_while_the_end_is_written_waits_for_it(tmp_path, monkeypatch, capsys):
+    def terminate(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(evaluation, "draw_curves", terminate)
+    train.train(small(steps=1), tmp_path / "run")
+    assert "saving" in capsys.readouterr().err
+    assert (tmp_path / "run" / "model").exists()
+
+
+# ---- output that nobody reads --------------------------------------------------------------------
+
+
+@pytest.fixture
+def unread():
+    """A stream like stdout in `train.py | head`, when head has gone."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as stream:
+        yield stream
+        stream.flush()  # this, too, is no error any more
+
+
+def test_what_nobody_reads_goes_nowhere(unread):
+    stream = Lasting(unread)
+    for _ in range(3):
+        print("x" * 100_000, file=stream, flush=True)
+    assert stream.encoding == unread.encoding  # all else is the stream's own
+
+
+def test_a_run_goes_on_when_nobody_reads_its_output(unread, finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", unread)
+    monkeypatch.setattr(sys, "stderr", unread)
+    assert train.main(flags(out=tmp_path / "run")) == 0
+    assert sys.stdout is unread
+    assert_same_run(tmp_path / "run", finished)

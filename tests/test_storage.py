@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import shutil
 from pathlib import Path
 
@@ -15,16 +14,15 @@ from conftest import (
     metrics,
     small,
     trained_weights,
-    wait_for,
     weights_of,
-    without_times,
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from support import tiny
+from support import storage, tiny
 from support.errors import InputError
 from support.files import (
+    append_rows,
     checkpoints,
     json_line,
     load_checkpoint,
@@ -125,6 +123,12 @@ def test_the_last_line_of_a_log_may_be_half_but_no_other(tmp_path):
     assert read_rows(path) == [{"step": 0}, {"step": 1}]
 
 
+def test_a_full_disk_is_said_with_the_name_of_the_file():
+    """The system's own error has none where a file is open already."""
+    with pytest.raises(OSError, match=r"^cannot write /dev/full: No space left on device$"):
+        append_rows(Path("/dev/full"), [{"step": 1}])
+
+
 # ---- the folder ----------------------------------------------------------------------------------
 
 
@@ -140,7 +144,7 @@ def test_outputs_are_complete_and_readable(finished):
         assert row["groups"] == 2 and 0 <= row["groups_without_signal"] <= 2
         assert sum(row["pass_rates"]) / 2 == pytest.approx(row["accuracy"], abs=1e-6)
         assert 0 < row["completion_length"] <= 26
-        assert 0 <= row["truncated"] <= 1 and row["grader_failures"] == 0
+        assert 0 <= row["truncated"] <= 1
     assert rows[-1]["time"] == pytest.approx(sum(sum(r["seconds"].values()) for r in rows[1:]))
     assert json.loads((finished / "config.json").read_text())["n"] == 8
     assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -181,30 +185,11 @@ def test_a_checkpoint_holds_each_trained_weight_once_and_its_moments(finished):
     assert set(state["optimizer"]["state"]) == set(state["model"])
 
 
-def test_a_folder_that_holds_something_is_not_overwritten(finished, tmp_path, capsys):
+def test_a_folder_that_holds_something_is_not_overwritten(finished, capsys):
     before = (finished / "metrics.jsonl").read_text()
     assert train.main(flags(out=finished)) == 2
     assert "is not empty: add --resume" in capsys.readouterr().err
     assert (finished / "metrics.jsonl").read_text() == before
-    with pytest.raises(InputError, match="is a file: name a folder"):
-        (tmp_path / "file").touch()
-        Folder(tmp_path / "file", Run(small())).create()
-
-
-def test_a_folder_has_one_writer(tmp_path, capsys, in_background):
-    """The second one is refused for as long as the first one lives, and not a moment longer."""
-    out = tmp_path / "run"
-    process = in_background(*flags(steps=10**6), "--out", out)
-    wait_for(lambda: list(out.glob("checkpoint/*.pt")), process)
-    before = (out / "config.json").read_text()
-    for arguments in (["--resume", "--out", str(out)], flags(out=out)):
-        assert train.main(arguments) == 2
-        assert str(out) in capsys.readouterr().err
-    assert (out / "config.json").read_text() == before
-    process.kill()
-    process.join()
-    done = len(without_times(out))
-    assert train.main(["--resume", "--out", str(out), "--steps", str(done + 2)]) == 0
 
 
 def test_the_command_can_be_given_again_if_it_failed_at_the_beginning(tmp_path):
@@ -239,11 +224,9 @@ def test_going_back_brings_weights_moments_and_logs_to_the_checkpoint(tmp_path):
 
 
 def test_a_checkpoint_before_the_first_update_has_no_moments(tmp_path):
-    """Asked for its state too early, torch's optimizer would make a step, and count it."""
     run = Run(small())
     folder = Folder(tmp_path / "run", run)
-    folder.create()
-    folder.write_settings()
+    folder.begin(folder.create())
     folder.save(Progress(2, 1.0))
     assert "optimizer" not in load_checkpoint(tmp_path / "run" / "checkpoint")
     assert not run.learner.optimizer.state
@@ -265,6 +248,17 @@ def test_a_checkpoint_with_an_adapter_holds_only_what_trains(tmp_path):
     torch.testing.assert_close(log_probs(adapter), log_probs(merged), atol=1e-4, rtol=0)
 
 
+def test_an_engine_sleeps_while_a_checkpoint_is_read(finished, tmp_path, monkeypatch):
+    """Its memory is needed; the sync wakes it."""
+    shutil.copytree(finished, tmp_path / "run")
+    run, order = Run(small()), []
+    run.sampler.sleep = lambda: order.append("sleep")
+    run.sampler.sync = lambda model: order.append("sync")
+    monkeypatch.setattr(storage, "set_state", lambda *_: order.append("read"))
+    Folder(tmp_path / "run", run).go_back()
+    assert order == ["sleep", "read", "sync"]
+
+
 def test_the_checkpoint_of_another_model_is_refused(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     with pytest.raises(InputError, match="is of another model"):
@@ -274,12 +268,14 @@ def test_the_checkpoint_of_another_model_is_refused(finished, tmp_path):
 def test_what_cannot_be_resumed_says_so_and_loses_nothing(finished, tmp_path, capsys):
     out = tmp_path / "run"
     shutil.copytree(finished, out)
-    for path in (out / "checkpoint").iterdir():
-        path.unlink()
     before = (out / "metrics.jsonl").read_text()
-    for more in ((), ("--save-every", "1000")):
-        assert train.main(["--resume", "--out", str(out), "--steps", "8", *more]) == 2
-        assert "no checkpoint that can be read" in capsys.readouterr().err
+    for path in checkpoints(out / "checkpoint"):
+        path.write_bytes(b"damaged")
+    assert train.main(["--resume", "--out", str(out), "--steps", "8"]) == 2
+    assert "no checkpoint that can be read" in capsys.readouterr().err
+    shutil.rmtree(out / "checkpoint")  # but model/ is there: it was no beginning
+    assert train.main(["--resume", "--out", str(out), "--steps", "8"]) == 2
+    assert "no checkpoint that can be read" in capsys.readouterr().err
     assert (out / "metrics.jsonl").read_text() == before
     assert json.loads((out / "config.json").read_text())["steps"] == 6  # as before
 
@@ -295,26 +291,9 @@ def test_a_damaged_line_in_the_log_loses_nothing(finished, tmp_path, capsys):
     assert (out / "metrics.jsonl").read_text() == damaged
 
 
-# ---- a disk that is full, as the user sees it ----------------------------------------------------
-
-
-def test_a_disk_that_is_full_when_the_model_is_written_is_one_line(tmp_path, monkeypatch, capsys):
-    def full(self, folder, state_dict, **_):
-        Path(folder).mkdir()
-        if state_dict:  # before the first step all but the weights is written, for a trial
-            raise RuntimeError("I/O error: No space left on device")
-
-    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
-    assert train.main(flags(steps=2, out=tmp_path / "run")) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("train.py: cannot write") and "No space left" in error
-    assert not (tmp_path / "run" / "model.tmp").exists()
-    assert list((tmp_path / "run" / "checkpoint").iterdir())
-
-
 def test_folders_that_cannot_be_written_are_one_line(tmp_path, capsys):
     (tmp_path / "file").touch()
-    for out in ("/proc/run", tmp_path / "file" / "run"):
+    for out in ("/proc/run", tmp_path / "file" / "run", tmp_path / "file"):
         assert train.main(flags(out=out)) == 1
-        (line,) = re.findall("^train.py: .*", capsys.readouterr().err, re.MULTILINE)
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "train.py: " in line]
         assert str(out) in line

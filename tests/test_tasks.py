@@ -235,7 +235,10 @@ GOOD = '{"question": "q", "answer": "1"}\n'
             "".join(json.dumps({"question": str(i), "answer": ""}) + "\n" for i in range(3)),
             "none of .* can be graded",
         ),
-        (GOOD, "no train problems: it needs 2 questions"),  # the one there is is held out
+        (
+            GOOD,
+            "none of 0 train problems is left: give 2 questions",
+        ),  # the one there is is held out
     ],
 )
 def test_a_bad_own_file_is_one_clear_line(tmp_path, text, message):
@@ -273,7 +276,7 @@ def test_bad_data_of_a_named_task_is_one_clear_line(tmp_path, text, message):
         ("sciknoweval", "train", "nowhere", r"no \*.jsonl in the folder nowhere"),
         ("math500", "train", None, "train on math"),
         ("arithmetic", "train", "nowhere", "arithmetic reads no data"),
-        ("carries", "train", "nowhere", "carries reads no data"),
+        ("own.jsonl", "train", "nowhere", "own.jsonl reads no data"),
     ],
 )
 def test_a_wrong_request_is_one_clear_line(name, split, source, message):
@@ -496,13 +499,6 @@ def test_smollm2_sees_gsm8k_through_its_own_template():
         f"<|im_start|>user\n{problems[0].prompt}<|im_end|>\n<|im_start|>assistant\n"
     )
     assert not opens_think(tokenizer, prompt_ids[0])
-
-
-def test_a_data_folder_beside_an_own_file_is_an_error(tmp_path):
-    path = tmp_path / "own.jsonl"
-    path.write_text('{"question": "1+1?", "answer": "2"}\n')
-    with pytest.raises(ValueError, match="has no use"):
-        tasks.load_task(str(path), "train", source=str(tmp_path))
 
 
 def test_nesting_without_end_names_the_line(tmp_path):

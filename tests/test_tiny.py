@@ -1,5 +1,6 @@
 """The embedded policy: its tokenizer, the shipped folder, and a rebuilt one at the same gate."""
 
+import os
 import random
 import re
 
@@ -65,7 +66,7 @@ def test_prompts_are_padded_on_the_left(tokenizer):
 
 def test_every_sum_and_every_careless_solution_fits_the_positions(tokenizer):
     longest, rng = 0, random.Random(1)
-    for problem in tasks.load_task("arithmetic", "train"):
+    for problem in tasks.load_task("arithmetic", "train")[::9]:
         for solve in (worked_solution, lambda prompt: careless_solution(prompt, rng)):
             text = problem.prompt + solve(problem.prompt) + tiny.EOS
             longest = max(longest, len(tokenizer(text)["input_ids"]))
@@ -93,10 +94,10 @@ def test_a_shipped_policy_is_an_ordinary_small_model_folder(folder):
 
 @pytest.mark.parametrize("name", tiny.EMBEDDED)
 def test_the_shipped_policies_pass_their_gates(name):
-    model, (_, task, right) = AutoModelForCausalLM.from_pretrained(EMBEDDED[name]), STARTS[name]
+    model, (_, task, _) = AutoModelForCausalLM.from_pretrained(EMBEDDED[name]), STARTS[name]
     breakdown = error_breakdown(model, task=task)
     assert sum(breakdown.values()) == pytest.approx(1)
-    check_gate(breakdown, right)
+    check_gate(breakdown, name)
     assert breakdown["inner carry"] > 0.2, "the flaw that reward should find is not there"
     assert error_breakdown(model, samples=100) == error_breakdown(model, samples=100)
 
@@ -105,16 +106,16 @@ def test_the_shipped_policies_pass_their_gates(name):
 
 
 def test_a_warm_start_is_deterministic():
-    first = warm_start(seed=3, steps=60, batch=4).state_dict()
+    first = warm_start(seed=3, steps=5).state_dict()
     torch.rand(3)  # nothing but the seed may matter
-    again = warm_start(seed=3, steps=60, batch=4).state_dict()
-    other = warm_start(seed=4, steps=60, batch=4).state_dict()
+    again = warm_start(seed=3, steps=5).state_dict()
+    other = warm_start(seed=4, steps=5).state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
+@pytest.mark.skipif(not os.environ.get("CI"), reason="40 seconds: a policy is rebuilt in CI alone")
 def test_a_rebuilt_policy_passes_the_gate_of_the_shipped_one():
-    """The one slow test: about 40 seconds."""
     check_gate(error_breakdown(warm_start()))
 
 

@@ -7,9 +7,21 @@ import pytest
 from conftest import flags, metrics, small
 
 import train
-from support import trackers
-from support.errors import InputError
-from support.processes import Processes
+from support import settings, trackers
+
+
+def killed_after(steps: int, monkeypatch, out, **changes) -> None:
+    """A run that ends without a word when so many steps are logged."""
+    real = train.train_step
+
+    def die(run, step: int):
+        if step > steps:
+            raise ZeroDivisionError
+        return real(run, step)
+
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(train, "train_step", die)
+        train.train(small(**changes), out)
 
 
 def test_names_are_flat_and_what_is_no_number_is_left_out():
@@ -18,37 +30,57 @@ def test_names_are_flat_and_what_is_no_number_is_left_out():
     assert trackers.flat(row) == {"step": 1, "seconds/update": 0.5, "gap/mean": 0.1}
 
 
-def test_metrics_go_to_tensorboard_too(tmp_path):
+def test_tensorboard_shows_every_step_once_also_of_a_run_that_was_killed(tmp_path, monkeypatch):
+    """Killed after step 5, with a checkpoint of step 4: step 5 is done and sent again."""
     events = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="no tensorboard"
     )
-    train.train(small(tracker="tensorboard"), tmp_path / "run")
+    killed_after(5, monkeypatch, tmp_path / "run", tracker="tensorboard")
+    assert train.main(["--resume", "--out", str(tmp_path / "run")]) == 0
     log = events.EventAccumulator(str(tmp_path / "run" / "pods")).Reload()
     assert [event.step for event in log.Scalars("reward")] == [1, 2, 3, 4, 5, 6]
     assert [event.step for event in log.Scalars("eval_accuracy")] == [0, 3, 6]
     for name, value in trackers.flat(metrics(tmp_path / "run")[-1]).items():
         assert log.Scalars(name)[-1].value == pytest.approx(value, rel=1e-5), name
-    settings = log.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert "n: 8" in settings
+    text = log.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "n: 8" in text
 
 
 @pytest.fixture
 def service(monkeypatch):
     """A package with the calls of Weights & Biases, which writes down what it is asked."""
+
+    def init(project, config, name, resume, id=None):
+        assert resume == "allow"
+        package.runs.append((project, config["n"], name, id))
+
     package = types.ModuleType("wandb")
     package.__spec__ = types.SimpleNamespace()
-    package.calls = []
-    package.init = lambda project, config: package.calls.append(("init", project, config["n"]))
-    package.log = lambda row, step: package.calls.append((step, row.get("reward")))
-    package.finish = lambda: package.calls.append("finish")
-    monkeypatch.setitem(sys.modules, "wandb", package)
+    package.runs, package.rows, package.ends = [], [], []
+    package.init = init
+    package.log = lambda row, step: package.rows.append((step, row.get("reward")))
+    package.finish = lambda: package.ends.append(len(package.rows))
+    for name in ("wandb", "trackio"):
+        monkeypatch.setitem(sys.modules, name, package)
     return package
 
 
 def test_a_service_gets_settings_rows_and_an_end(service, tmp_path):
     rows = train.train(small(steps=2, tracker="wandb"), tmp_path / "run")
-    rewards = [(row["step"], row.get("reward")) for row in rows]
-    assert service.calls == [("init", "pods", 8), *rewards, "finish"]
+    ((project, n, _, _),) = service.runs
+    assert (project, n) == ("pods", 8)
+    assert service.rows == [(row["step"], row.get("reward")) for row in rows]
+    assert service.ends == [3]
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "trackio"])
+def test_a_run_that_goes_on_is_one_run_of_the_service(service, tmp_path, tracker):
+    for name in ("run", "other"):
+        train.train(small(steps=1, tracker=tracker), tmp_path / name)
+    assert train.main(["--resume", "--out", str(tmp_path / "run"), "--steps", "2"]) == 0
+    first, other, again = service.runs
+    assert first == again != other
+    assert first[2].startswith("run-") and (first[3] is None) == (tracker == "trackio")
 
 
 def test_a_service_that_refuses_is_one_line(service, tmp_path, capsys):
@@ -58,23 +90,16 @@ def test_a_service_that_refuses_is_one_line(service, tmp_path, capsys):
     service.init = refuse
     assert train.main(flags(tracker="wandb", out=tmp_path / "run")) == 2
     assert "train.py: --tracker wandb: no account\n" in capsys.readouterr().err
-    assert not (tmp_path / "run" / "config.json").exists()  # the command can be given again
+    # The command can be given again.
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock"]
 
 
-def test_a_tracker_that_is_not_installed_is_said_before_anything_is_written(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
-    assert train.main(flags(tracker="trackio", out=tmp_path / "run")) == 2
-    assert "pip install trackio" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-    trackers.check("none")
+def test_a_tracker_that_is_not_installed_is_said_before_anything_is_loaded(monkeypatch, capsys):
+    monkeypatch.setattr(settings, "find_spec", lambda name: None)
+    assert train.main(flags(tracker="trackio")) == 2
+    assert capsys.readouterr().err.endswith("not installed: pip install trackio\n")
 
 
-def test_without_a_tracker_nothing_happens(tmp_path):
-    tracker = trackers.start("none", Processes(), tmp_path, {})
-    tracker.log({"reward": 1.0}, 1)
-    tracker.close()
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(InputError, match="--tracker nothing"):
-        trackers.start("nothing", Processes(), tmp_path, {})
+def test_without_a_tracker_none_is_loaded(finished, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "support.trackers", None)  # to import it is an error
+    train.train(small(steps=1), tmp_path / "run")

@@ -16,6 +16,7 @@ from conftest import (
 )
 from transformers import AutoModelForCausalLM
 
+import support.run
 import train
 from grpo import grpo_loss
 from logprobs import token_log_probs
@@ -84,7 +85,7 @@ def with_rewards(values):
 
 def test_logged_reward_is_of_all_rollouts_not_of_the_kept(monkeypatch):
     """Rewards 0 0 0 0 0 0 0 1, m = 4: the policy's mean is 1/8, the batch's 1/4."""
-    monkeypatch.setattr(train, "score", with_rewards([0, 0, 0, 0, 0, 0, 0, 1]))
+    monkeypatch.setattr(support.run, "score", with_rewards([0, 0, 0, 0, 0, 0, 0, 1]))
     row, shown = train.train_step(Run(small()), 1)
     assert (row["reward"], row["reward_kept"], row["accuracy"]) == (0.125, 0.25, 0.125)
     assert row["reward_std"] == pytest.approx(math.sqrt(7 / 64 * 8 / 7))
@@ -94,7 +95,7 @@ def test_logged_reward_is_of_all_rollouts_not_of_the_kept(monkeypatch):
 
 
 def test_groups_without_signal_are_counted_and_the_run_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "score", with_rewards([1.2]))
+    monkeypatch.setattr(support.run, "score", with_rewards([1.2]))
     rows = train.train(small(steps=3), tmp_path / "run")
     assert [row["groups_without_signal"] for row in rows[1:]] == [2, 2, 2]
     assert [row["skipped"] for row in rows[1:]] == [1, 1, 1]
@@ -160,7 +161,8 @@ def test_no_signal_anywhere_makes_no_step():
     before = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY).state_dict()
     run, stats = updated(small(n=4, m=4), [[0.0] * 4, [1.0] * 4])
     nothing = {"mean": None, "max": None}
-    assert stats == {"loss": 0.0, "grad_norm": 0.0, "skipped": True, "logprob_gap": nothing}
+    idle = {"loss": 0.0, "grad_norm": 0.0, "skipped": True, "entropy": None}
+    assert stats == idle | {"logprob_gap": nothing}
     assert_equal(run.model.state_dict(), before)
 
 

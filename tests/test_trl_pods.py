@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 
@@ -26,6 +27,11 @@ def found(tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("alone")
     for path in (ROOT / "pods.py", ROOT / "integrations/trl_pods.py", ROOT / "tests/trl_alone.py"):
         shutil.copy(path, folder)
+    readme = (ROOT / "README.md").read_text()
+    example = re.search(r"```python\n([^`]*PodsTrainer[^`]*)```", readme)[1]
+    example = example.replace("max_steps=40", "max_steps=5")
+    example = example.replace("support/tiny_policy", str(TINY_POLICY))
+    (folder / "example.py").write_text(example)
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "trl_alone.py", TINY_POLICY, "found.pt"]
     done = run_command(command, cwd=folder, env=alone)
@@ -91,9 +97,8 @@ def test_two_epochs_with_kl_are_two_of_our_steps_on_the_same_rollouts(found):
     assert ((seen["gradients"][1] - without).norm() / without.norm()).item() > 0.01
 
 
-@pytest.mark.parametrize("kind", ["texts", "messages"])
-def test_an_evaluation_scores_and_keeps_every_rollout_of_problems_never_seen(found, kind):
-    seen = found[kind]
+def test_an_evaluation_scores_and_keeps_every_rollout_of_problems_never_seen(found):
+    seen = found["evaluated"]
     trained, *evaluated = seen["shown"]
     assert len(trained["rewards"]) == P * N
     assert len(evaluated) == 2
@@ -104,16 +109,22 @@ def test_an_evaluation_scores_and_keeps_every_rollout_of_problems_never_seen(fou
     assert [len(rows) for rows in seen["passes"]] == [P * M, 6, 6]
 
 
-def test_reward_functions_get_messages_where_the_data_has_messages(found):
-    for shown in found["messages"]["shown"]:
-        for prompt, completion, ids in zip(
-            shown["prompts"], shown["completions"], shown["ids"], strict=True
-        ):
-            assert [message["role"] for message in (*prompt, *completion)] == ["user", "assistant"]
-            assert len(completion[0]["content"]) > 0 and len(ids) <= T
-    # The policy's template renders a question as it is: the same tokens as of the texts.
-    assert sorted(found["messages"]["passes"][0]) == sorted(found["texts"]["passes"][0])
-    assert all(isinstance(text, str) for text in found["texts"]["shown"][0]["completions"])
+@pytest.mark.parametrize(
+    "kind", ["texts", "messages", "thoughts", "thoughts that the prompt opens"]
+)
+def test_reward_functions_are_shown_what_grpo_trainer_shows_them(found, kind):
+    theirs, ours = found["both"][kind]
+    assert ours == theirs and len(ours) == P * M
+    if "thoughts" in kind:
+        assert any("reasoning_content" in completion[0] for completion in ours)
+
+
+def test_a_mean_of_nothing_is_left_out(found):
+    assert "reward_of_all" not in found["unscored"][0]
+
+
+def test_the_example_of_the_readme_runs_on_a_cpu_as_written(found):
+    assert 0.1 < found["example"][0]["reward_of_all"] < 0.6
 
 
 def test_several_reward_functions_are_weighted_and_may_not_apply(found):
@@ -133,15 +144,19 @@ def test_several_reward_functions_are_weighted_and_may_not_apply(found):
     )
     assert seen["log"][0]["asked"] == P * N
     assert seen["extra"]["number"] == seen["kept"]
+    assert "rewards/length/mean" in seen["log"][0]  # as TRL calls a partial: by what is in it
 
 
 def test_what_cannot_work_is_said(found):
     words = {
-        "part": "whole groups: make its batch a multiple of m=4",
-        "n": "rollouts_per_prompt=3 is smaller than num_generations=4",
+        "part": "whole groups: make per_device_train_batch_size * steps_per_generation a multiple",
+        "part in evaluation": "a multiple of 4, per_device_eval_batch_size of 4",
+        "part of other data": "whole groups: make its batch a multiple of m=4",
+        "n": "rollouts_per_prompt=3 is smaller than m=4",
         "async": "no plain function",
         "model": "no plain function",
         "short": "short returned 1 rewards for 36 completions",
+        "processor": "pass the tokenizer",
         "tools": "leave out tools",
     }
     assert found["refused"].keys() == words.keys()

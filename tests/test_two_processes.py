@@ -18,6 +18,7 @@ import torch
 from conftest import (
     ROOT,
     TASK,
+    assert_equal,
     assert_same_run,
     flags,
     has_logged,
@@ -117,11 +118,29 @@ def test_updates_of_two_processes_are_those_of_one_with_all_prompts(both):
         assert name not in start or not torch.equal(weight, start[name])
 
 
-def test_gradients_are_sent_once_whatever_the_number_of_micro_batches(found):
+def test_gradients_are_sent_once_an_update_or_spread_after_every_micro_batch(found):
+    """Whole gradients are sent once; with --shard nobody may hold one, so parts leave at once."""
     for counts in (found[0]["sends"], found[1]["sends"]):
-        for kind in ("DDP", "--shard"):
-            _, in_two, in_ten = counts[kind]
-            assert in_two == in_ten > 0, counts
+        in_one, in_two, in_ten = counts["whole"]
+        assert in_one == in_two == in_ten > 0, counts
+        in_one, in_two, in_ten = counts["--shard"]
+        assert (in_two, in_ten) == (2 * in_one, 10 * in_one) and in_one > 0, counts
+
+
+def test_all_start_and_stay_equal_and_a_weight_that_nobody_uses_is_left_alone(found):
+    """The first process has nothing to learn from: it sends zeros."""
+    first, second = (process["one start"] for process in found)
+    assert first["norm"] == second["norm"] > 0
+    assert_equal(first["start"], second["start"])
+    assert_equal(first["end"], second["end"])
+    for name, weight in first["start"].items():
+        assert torch.equal(weight, first["end"][name]) == name.startswith("vision"), name
+
+
+def test_an_update_holds_gradients_once(found):
+    """Gradients 1, AdamW's moments 2, and 1 of what a layer and the optimizer need in between."""
+    for process in found:
+        assert 3 < process["peak"] < 4.5
 
 
 def test_every_process_has_its_own_prompts_and_random_numbers(found):
@@ -224,19 +243,20 @@ def test_a_sharded_adapter_leaves_an_ordinary_one_and_the_merged_model(found, ou
 # ---- whole runs ----------------------------------------------------------------------------------
 
 TWO = dict(prompts_per_step=1, steps=40, eval_problems=17, eval_every=15)
-OPTIONS = {"DDP": [], "--shard": ["--shard"]}
+OPTIONS = {"whole": [], "--shard": ["--shard"]}
 # How a run is stopped, one after the other. SIGKILL: one process dies. SIGTERM: to the launcher.
 # SIGINT: to all, as by a terminal.
-STOPS = {"DDP": (signal.SIGKILL, signal.SIGINT), "--shard": (signal.SIGTERM, signal.SIGKILL)}
+STOPS = {"whole": (signal.SIGKILL, signal.SIGINT), "--shard": (signal.SIGTERM, signal.SIGKILL)}
 
 
-@pytest.fixture(scope="module", params=["DDP", "--shard"])
+@pytest.fixture(scope="module", params=["whole", "--shard"])
 def whole_run(request, tmp_path_factory) -> tuple[str, Path]:
     """The kind and the folder of an uninterrupted run of two processes."""
     kind, out = request.param, tmp_path_factory.mktemp("runs") / "whole"
     options = OPTIONS[kind]
     printed = run_together(train_py(*flags(**TWO), *options, "--out", out), out)
-    assert f"in each of 2 processes ({'FSDP' if options else 'DDP'})" in printed
+    spread = "weights spread over them" if options else "each with all weights"
+    assert f"in each of 2 processes ({spread})" in printed
     assert printed.count("writing to") == 1
     return kind, out
 
@@ -247,7 +267,9 @@ def test_one_process_writes(whole_run):
     assert [row["step"] for row in rows] == list(range(41))
     assert {row["groups"] for row in rows[1:]} == {2}  # of both together
     assert rows[-1]["eval"][TASK]["problems"] == 17
-    assert len((out / "rollouts.jsonl").read_text().splitlines()) == 40 * 4
+    assert (
+        len((out / "rollouts.jsonl").read_text().splitlines()) == 40 * 2 * 4
+    )  # four texts of a group
     state, saved = load_checkpoint(out / "checkpoint"), load_model(str(out / "model"))[0]
     assert state["processes"] == 2
     weights = dict(saved.named_parameters())
@@ -322,7 +344,7 @@ needs_vllm = pytest.mark.skipif(
 
 
 @needs_vllm
-@pytest.mark.parametrize("kind", ["DDP", "--shard, adapter"])
+@pytest.mark.parametrize("kind", ["whole", "--shard, adapter"])
 def test_each_process_has_an_engine_of_its_own_with_the_trained_weights(tmp_path, kind):
     first, second = findings(kind, tmp_path)
     for row in (*first["rows"], *second["rows"]):

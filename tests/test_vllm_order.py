@@ -3,13 +3,19 @@
 import sys
 import tempfile
 import types
-import weakref
 from pathlib import Path
 
 import pytest
-from conftest import TASK, Words, random_model
+import torch
+from conftest import TASK, Words, random_model, small
 
 import train
+from support.errors import InputError, explained
+from support.learner import Learner
+from support.rehearsal import precision
+from support.run import Run
+from support.settings import Config
+from support.storage import Folder, Progress
 from support.vllm import VLLMSampler
 
 
@@ -31,7 +37,7 @@ class FakeEngine:
     def sleep(self, level):
         self.events.append(f"sleep {level}")
 
-    def wake_up(self, tags):
+    def wake_up(self, tags=("all",)):
         self.events.append(f"wake {' '.join(tags)}")
 
     def collective_rpc(self, method, kwargs):
@@ -80,6 +86,7 @@ def test_on_a_gpu_the_engine_sleeps_during_the_update_and_wakes_in_the_sync(vllm
     assert settings["logprobs_mode"] == "processed_logprobs"
     events.clear()
     sampler.sleep()
+    sampler.sleep()  # as a resumed run's first step might, if it follows the loading
     sampler.sync(model)
     assert events == ["sleep 2", "wake weights", load, "forget", "wake kv_cache"]
     events.clear()
@@ -87,10 +94,55 @@ def test_on_a_gpu_the_engine_sleeps_during_the_update_and_wakes_in_the_sync(vllm
     assert events == [load, "forget"]
 
 
-def test_on_a_cpu_the_engine_never_sleeps(vllm):
-    events = vllm("cpu").events
-    sampler = VLLMSampler(random_model("qwen2"), Words())
-    assert "enable_sleep_mode" not in sampler.llm.settings
+def test_a_resumed_run_loads_its_checkpoint_while_the_engine_sleeps(vllm, tmp_path):
+    engine = vllm("cuda")
+    run = Run(small(sampler="vllm"))
+    folder = Folder(tmp_path / "run", run)
+    folder.create()
+    folder.save(Progress())
+    weight = next(run.model.parameters())
+    saved, fall_asleep = weight.detach().clone(), engine.sleep
+    weight.data.zero_()
+
+    def looking(self, level):
+        assert not weight.any()  # nothing is loaded yet
+        fall_asleep(self, level)
+
+    engine.sleep = looking
+    folder.lock.close()
+    engine.events.clear()
+    Folder(tmp_path / "run", run).go_back()
+    assert torch.equal(weight, saved)
+    load = f"reload_weights of {len(run.model.state_dict())}"
+    assert engine.events == ["sleep 2", "wake weights", load, "forget", "wake kv_cache"]
+
+
+def test_moments_are_made_when_activations_have_given_back_their_memory(monkeypatch, tmp_path):
+    events, finish = [], Learner.finish_gradient
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty"))
+    monkeypatch.setattr(
+        Learner, "finish_gradient", lambda self: (finish(self), events.append("finished"))[0]
+    )
+    train.train(small(steps=2), tmp_path / "run")
+    assert events == ["empty", "finished", "finished"]  # AdamW's step comes next
+
+
+def test_on_a_gpu_vllm_computes_in_bfloat16_unless_told(monkeypatch):
+    assert Config(sampler="vllm").dtype == Config().dtype == "float32"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert Config(sampler="vllm").dtype == "bfloat16"
+    told = Config(sampler="vllm", dtype="float32")
+    assert told.dtype == Config().dtype == "float32"
+    # What is far apart in float32 is not so where products are rounded to TF32.
+    assert precision(told, "cuda") == "TF32"
+    assert precision(told, "cpu") == precision(Config(), "cuda") == "float32"
+
+
+@pytest.mark.parametrize(("device", "sleeps"), [("cuda", False), ("cpu", True)])
+def test_an_engine_that_need_not_or_cannot_sleep_stays_awake(vllm, device, sleeps):
+    events = vllm(device).events
+    sampler = VLLMSampler(random_model("qwen2"), Words(), sleeps=sleeps)
+    assert not sampler.llm.settings.get("enable_sleep_mode")
     events.clear()
     sampler.sleep()
     assert events == []
@@ -114,31 +166,30 @@ def test_a_process_has_one_engine_at_a_time(vllm):
     assert VLLMSampler.running is second
 
 
-def test_after_a_failed_sync_the_old_engine_is_gone_before_the_new_one_starts(vllm, capsys):
-    """On a GPU vLLM allows one engine's memory at a time, and a traceback keeps what it passed."""
-    engine, model, made, alive = vllm("cuda"), random_model("qwen2"), [], []
-    start, load = engine.__init__, engine.collective_rpc
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("no.such.layer"), "vLLM could not take the weights (KeyError: 'no.such.layer')"),
+        (RuntimeError("CUDA Error: out of memory at cumem_allocator.cpp:139"), "out of memory (CU"),
+    ],
+    ids=["fault", "memory"],
+)
+def test_a_failed_sync_ends_in_one_line_and_starts_no_second_engine(vllm, error, said):
+    """On a GPU the memory of the first would not be free."""
+    engine = vllm("cuda")
+    sampler = VLLMSampler(model := random_model("qwen2"), Words())
 
-    def counting(self, *args, **settings):
-        alive.append(sum(reference() is not None for reference in made))
-        made.append(weakref.ref(self))
-        start(self, *args, **settings)
+    def failing(method, kwargs):
+        raise error
 
-    def failing(self, method, kwargs):
-        next(kwargs["weights_iterator"])
-        engine.collective_rpc = load  # once
-        raise ValueError("no such layer")
-
-    engine.__init__ = counting
-    sampler = VLLMSampler(model, Words())
+    sampler.llm.collective_rpc = failing
     sampler.sleep()
-    engine.collective_rpc = failing
     engine.events.clear()
-    sampler.sync(model)
-    assert alive == [0, 0] and made[1]() is sampler.llm
-    assert "could not take the weights (no such layer): new engine" in capsys.readouterr().err
-    whole = f"reload_weights of {len(model.state_dict())}"
-    assert engine.events == ["wake weights", "end", "start", whole, "forget"]
+    with pytest.raises((InputError, RuntimeError)) as caught:
+        sampler.sync(model)
+    assert explained(caught.value)[0].startswith(said)
+    sampler.close()  # memory that sleeps is unmapped, and closing would unmap it again
+    assert engine.events == ["wake weights", "wake all", "end"]
 
 
 def test_the_engines_folder_has_the_name_of_its_content(vllm):

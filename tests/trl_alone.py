@@ -1,9 +1,11 @@
-"""Run by test_trl_pods.py in a folder that holds trl_pods.py, pods.py and nothing else.
+"""Run by test_trl_pods.py in a folder with trl_pods.py, pods.py and the README's example.py alone.
 
 python trl_alone.py POLICY FOUND        # a model folder; what was seen is saved as FOUND
 """
 
 import copy
+import functools
+import runpy
 import sys
 import warnings
 
@@ -11,7 +13,8 @@ import torch
 import transformers
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
+from trl.chat_template_utils import qwen3_template
 from trl_pods import PodsTrainer
 
 POLICY, FOUND = sys.argv[1:]
@@ -49,7 +52,7 @@ class Reward:
     def __init__(self) -> None:
         self.shown = []
 
-    def __call__(self, prompts, completions, completion_ids, answer, trainer_state, **_):
+    def __call__(self, /, prompts, completions, completion_ids, answer, trainer_state, **_):
         texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
         rewards = [
             float(f"<answer>{right}</answer>" in text) + len(set(text)) / 100
@@ -62,6 +65,12 @@ class Reward:
         return rewards
 
 
+class Both(transformers.ProcessorMixin):
+    """What models that see have: a tokenizer, and more."""
+
+    attributes, tokenizer_class = ("tokenizer",), "AutoTokenizer"
+
+
 def only_33(completions, answer, log_extra, log_metric, **_):
     """Does not apply to the other answers, and cannot score every third completion."""
     log_extra("number", list(range(len(completions))))
@@ -69,31 +78,33 @@ def only_33(completions, answer, log_extra, log_metric, **_):
     return [float(i % 2) if right == "33" and i % 3 else None for i, right in enumerate(answer)]
 
 
-def length(completion_ids, **_):
+def length(completion_ids, scale, **_):
     """Cannot score every second completion of the last prompt."""
-    return [len(ids) + i / 100 if i < 24 or i % 2 else None for i, ids in enumerate(completion_ids)]
-
-
-def messages(pairs) -> list:
-    return [([{"role": "user", "content": prompt}], answer) for prompt, answer in pairs]
+    lengths = [scale * len(ids) + i / 100 for i, ids in enumerate(completion_ids)]
+    return [each if i < 24 or i % 2 else None for i, each in enumerate(lengths)]
 
 
 def dataset(pairs) -> Dataset:
-    return Dataset.from_list([{"prompt": prompt, "answer": answer} for prompt, answer in pairs])
+    named = dict.fromkeys(("self", "columns", "log_metric", "log_extra", "trainer_state"), "taken")
+    return Dataset.from_list([{"prompt": prompt, "answer": a} | named for prompt, a in pairs])
 
 
-def make(reward_funcs, pairs=TEXTS, n=12, m=4, eval_pairs=None, **settings) -> Watched:
-    tokenizer = AutoTokenizer.from_pretrained(POLICY)
-    settings = {"per_device_train_batch_size": 3 * m, "num_generations": m} | QUIET | settings
-    trainer = Watched(
-        AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32),
-        reward_funcs,
-        GRPOConfig("out", **settings),
-        rollouts_per_prompt=n,
-        train_dataset=dataset(pairs),
-        eval_dataset=eval_pairs and dataset(eval_pairs),
-        processing_class=tokenizer,
-    )
+def parts(reward_funcs, settings, pairs, eval_pairs=None) -> dict:
+    """What GRPOTrainer takes, and ours too; m is 4."""
+    settings = {"per_device_train_batch_size": 12, "num_generations": 4} | QUIET | settings
+    return {
+        "model": AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32),
+        "reward_funcs": reward_funcs,
+        "args": GRPOConfig("out", **settings),
+        "train_dataset": dataset(pairs),
+        "eval_dataset": eval_pairs and dataset(eval_pairs),
+        "processing_class": AutoTokenizer.from_pretrained(POLICY),
+    }
+
+
+def make(reward_funcs, pairs=TEXTS, n=12, eval_pairs=None, **settings) -> Watched:
+    arguments = parts(reward_funcs, settings, pairs, eval_pairs)
+    trainer = Watched(**arguments, rollouts_per_prompt=n)
     trainer.passes = []
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
@@ -109,24 +120,36 @@ def steps(count: int, **settings) -> dict:
     return found | vars(gradients)
 
 
-def evaluated(pairs, held_out) -> dict:
+def evaluated() -> dict:
     """A step, an evaluation by the way, and one more when all is done."""
     reward = Reward()
     settings = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 6}
     settings |= {"num_generations_eval": 3}
-    trainer = make(reward, pairs, eval_pairs=held_out, max_steps=1, **settings)
+    trainer = make(reward, eval_pairs=HELD_OUT, max_steps=1, **settings)
     trainer.train()
     return {"metrics": trainer.evaluate(), "shown": reward.shown, "passes": trainer.passes}
 
 
 def several() -> dict:
     """Two reward functions that do not always apply, with weights; what they log."""
-    trainer = make([only_33, length], max_steps=1, reward_weights=[10.0, 0.5])
+    rewards = [only_33, functools.partial(functools.partial(length), scale=1)]
+    trainer = make(rewards, max_steps=1, reward_weights=[10.0, 0.5])
     trainer.train()
     found = {"rewards": [one.rewards for one in trainer.scored], "kept": trainer.scored[0].kept}
     found["answers"] = [row["answer"] for row in trainer.rows]
     extra = {name: list(values) for name, values in trainer._logs["extra"].items()}
     return found | {"log": trainer.state.log_history, "extra": extra}
+
+
+def shown_by_both(pairs, **of_tokenizer) -> list:
+    """The completions that GRPOTrainer shows to reward functions, and those of ours, if n = m."""
+    shown = []
+    for trainer, n in ((GRPOTrainer, {}), (PodsTrainer, {"rollouts_per_prompt": 4})):
+        arguments = parts(reward := Reward(), {"max_steps": 1}, pairs)
+        vars(arguments["processing_class"]).update(of_tokenizer)
+        trainer(**arguments, **n).train()
+        shown.append(reward.shown[0]["completions"])
+    return shown
 
 
 def refused() -> dict:
@@ -138,17 +161,27 @@ def refused() -> dict:
     def short(prompts, **_):
         return [1.0]
 
-    def of_part_of_a_group():
-        trainer = make(Reward())
-        trainer.rows = [{"prompt": "1+1=", "answer": a} for a in ("2", "2", "2", "2", "2", "3")]
-        trainer.rollout_func([row["prompt"] for row in trainer.rows], trainer)
+    def one_of_two_processes():
+        arguments = parts(Reward(), {}, TEXTS)
+        arguments["args"].per_device_train_batch_size = 6  # GRPOConfig sees all of the 12
+        PodsTrainer(**arguments, rollouts_per_prompt=12)
 
+    def with_a_processor():
+        arguments = parts(Reward(), {}, TEXTS)
+        arguments["processing_class"] = Both(arguments["processing_class"])
+        arguments["model"].config.image_token_id = 0
+        PodsTrainer(**arguments, rollouts_per_prompt=12)
+
+    two = {"per_device_eval_batch_size": 2}
     wrong = {
-        "part": of_part_of_a_group,
+        "part": one_of_two_processes,
+        "part in evaluation": lambda: make(Reward(), eval_pairs=HELD_OUT, **two),
+        "part of other data": lambda: make(Reward(), **two).evaluate(dataset(HELD_OUT)),
         "n": lambda: make(Reward(), n=3),
         "async": lambda: make([Reward(), later]),
         "model": lambda: make(torch.nn.Linear(1, 1)),
         "short": lambda: make(short, max_steps=1).train(),
+        "processor": with_a_processor,
         "tools": lambda: PodsTrainer(POLICY, Reward(), rollouts_per_prompt=4, tools=[print]),
     }
     found = {}
@@ -168,7 +201,18 @@ if __name__ == "__main__":
     found = {loss: steps(1, loss_type=loss, **two) for loss in losses}
     kl = {"beta": 0.5, "use_bias_correction_kl": False}  # the plain one, without the ratio
     found["epochs"] = steps(2, loss_type="grpo", num_iterations=2, learning_rate=1e-3, **kl)
-    found["texts"] = evaluated(TEXTS, HELD_OUT)
-    found["messages"] = evaluated(messages(TEXTS), messages(HELD_OUT))
-    found["several"], found["refused"] = several(), refused()
+    found["evaluated"], found["several"], found["refused"] = evaluated(), several(), refused()
+    unscored = make(lambda prompts, **_: [None] * len(prompts), max_steps=1)
+    unscored.train()
+    found["unscored"] = unscored.state.log_history
+    messages = [([{"role": "user", "content": prompt}], answer) for prompt, answer in TEXTS]
+    parsed = {"response_template": qwen3_template}
+    opened = {"chat_template": "{{ messages[-1]['content'] }}<think>"}
+    found["both"] = {
+        "texts": shown_by_both(TEXTS),
+        "messages": shown_by_both(messages),
+        "thoughts": shown_by_both(messages, **parsed),
+        "thoughts that the prompt opens": shown_by_both(messages, **parsed, **opened),
+    }
+    found["example"] = runpy.run_path("example.py")["trainer"].state.log_history
     torch.save(found, FOUND)

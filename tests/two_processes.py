@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import train
 from grpo import group_advantages
@@ -48,11 +49,12 @@ CASES = [
     for beta in (0.0, 0.5)
 ]
 KINDS = {
-    "DDP": {},
+    "whole": {},
     "--shard": {"shard": True},
     "--shard, adapter": {"shard": True, "lora_rank": 4},
 }
-SENDING = ("c10d::allreduce_", "c10d::_reduce_scatter_base_")  # as torch's profiler calls them
+# As torch's profiler calls what sends gradients.
+SENDING = {"whole": "c10d::allreduce_", "--shard": "c10d::_reduce_scatter_base_"}
 T = 26  # tokens of a completion at most
 
 
@@ -129,17 +131,58 @@ def evaluated(task: str) -> dict:
 def sends(rank: int) -> dict[str, list[int]]:
     """How often gradients are sent in an update of 1, of 2 and of 10 micro-batches."""
     counts = {}
-    for kind in ("DDP", "--shard"):
+    for kind in ("whole", "--shard"):
         learner, rollouts = learner_and_rollouts(Config(n=5, m=5, **KINDS[kind]))
         kept, counts[kind] = part(rollouts, slice(2 * rank, 2 * rank + 2)), []
         advantages = torch.tensor([[1.0, -1.0, 0.5, -0.5, 0.1]] * 2)
-        for micro_batch in (64, 5, 1):  # after a first update DDP makes other buckets
+        for micro_batch in (64, 5, 1):
             learner.config = dataclasses.replace(learner.config, micro_batch=micro_batch)
             with profile(activities=[ProfilerActivity.CPU]) as profiler:
                 train.update(learner, kept, advantages, T)
             calls = [event.name for event in profiler.events()]
-            counts[kind].append(sum(call in SENDING for call in calls))
+            counts[kind].append(calls.count(SENDING[kind]))
     return counts
+
+
+def one_start(rank: int) -> dict:
+    """Two folders that differ, and a weight that no text uses: what a real update makes of them."""
+    model, tokenizer = load_model("tiny_policy")
+    prompts = tokenizer(PROMPTS)["input_ids"]
+    rollouts = TorchSampler(model, tokenizer).generate(prompts, 5, T, 1.0, seed=0)
+    model.vision = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.01 * rank)
+    learner = Learner(model, Config(n=5, m=5), Processes())
+    start = {name: weight.clone() for name, weight in model.state_dict().items()}
+    mine = slice(2 * rank, 2 * rank + 2)
+    advantages = group_advantages(torch.tensor(REWARDS["second"]))[mine]  # nothing for the first
+    stats = train.update(learner, part(rollouts, mine), advantages, T)
+    return {"start": start, "end": model.state_dict(), "norm": stats["grad_norm"]}
+
+
+def peak_beyond_weights(rank: int) -> float:
+    """The most that three updates allocate beyond a model's weights, in units of these weights."""
+    torch.manual_seed(0)
+    size = dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, vocab_size=99)
+    shape = LlamaConfig(**size, intermediate_size=1024, num_key_value_heads=4)
+    model = LlamaForCausalLM(shape)
+    weights = sum(weight.nbytes for weight in model.parameters())
+    ones = torch.ones(1, 4, 6, dtype=torch.long)
+    kept = Rollouts(
+        ones[:, 0, :1], ones[:, 0, :1] > 0, ones, ones > 0, ones * 0.0, ones[..., 0] > 0, [[""] * 4]
+    )
+    advantages = torch.tensor([[1.0, -1.0, 0.5, -0.5]])
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        learner = Learner(model, Config(n=4, m=4, prompts_per_step=1, micro_batch=2), Processes())
+        for _ in range(3):
+            train.update(learner, kept, advantages, 6)
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak / weights
 
 
 def seeds(task: str) -> list[dict]:
@@ -211,12 +254,12 @@ def adapter_goes_on(out: Path, task: str) -> dict:
 
     run, gaps = run_of(task, **settings), []
     folder = Folder(out, run)
-    folder.create()
-    folder.write_settings()
+    progress = folder.create()
+    folder.begin(progress)
     for step in (1, 2, 3):
         row, _ = train.train_step(run, step)
         gaps.append(row["logprob_gap"]["mean"])
-        folder.log(row | {"step": step, "time": float(step)})
+        folder.log(progress, row | {"step": step, "time": float(step)})
     folder.save(Progress(3, 3.0))
     saved = weights(run)
     train.train_step(run, 4)
@@ -239,6 +282,8 @@ def together(out: Path, task: str, rank: int) -> dict[str, Callable[[], object]]
     work = {kind: lambda kind=kind: gradients(mine, **KINDS[kind]) for kind in KINDS}
     return work | {
         "sends": lambda: sends(rank),
+        "one start": lambda: one_start(rank),
+        "peak": lambda: peak_beyond_weights(rank),
         "seeds": lambda: seeds(task),
         "learn": lambda: learn(task, 2),
         "exchanged": lambda: exchanged(rank),

@@ -5,7 +5,7 @@ import torch
 from conftest import random_model, small
 
 from rollouts import Rollouts
-from support.batches import in_order, micro_batches
+from support.learner import idle_batch, in_order, micro_batches
 
 LENGTHS = [[2, 5, 0, 3], [7, 1, 4, 4]]
 ADVANTAGES = torch.tensor([[1.0, 0.0, -0.5, 0.5], [0.0, 0.0, 2.0, -2.0]])
@@ -36,7 +36,7 @@ def rows_of(batch) -> list[int]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 64])
 def test_every_rollout_with_a_gradient_is_there_once_with_its_own_numbers(kept, size):
-    batches, _ = micro_batches(kept, ADVANTAGES, small(micro_batch=size))
+    batches = micro_batches(kept, ADVANTAGES, small(micro_batch=size))
     rows = [row for batch in batches for row in rows_of(batch)]
     assert sorted(rows) == [0, 2, 3, 6, 7]
     assert max(len(batch.mask) for batch in batches) <= size
@@ -54,7 +54,7 @@ def test_every_rollout_with_a_gradient_is_there_once_with_its_own_numbers(kept, 
 
 
 def test_the_longest_come_first_and_no_batch_is_longer_than_its_longest(kept):
-    batches, _ = micro_batches(kept, ADVANTAGES, small(micro_batch=2))
+    batches = micro_batches(kept, ADVANTAGES, small(micro_batch=2))
     assert [batch.mask.shape[1] for batch in batches] == [4, 3, 0]
     lengths = [int(length) for batch in batches for length in batch.mask.sum(-1)]
     assert lengths == sorted(lengths, reverse=True)
@@ -82,18 +82,17 @@ def test_rows_are_ordered_by_what_computes_fewer_tokens():
 
 
 def test_with_a_kl_rollouts_without_advantage_are_computed_too(kept):
-    batches, _ = micro_batches(kept, ADVANTAGES, small(beta=0.1))
+    batches = micro_batches(kept, ADVANTAGES, small(beta=0.1))
     assert sorted(row for batch in batches for row in rows_of(batch)) == list(range(8))
 
 
 def test_without_any_signal_there_is_nothing_to_compute(kept):
-    batches, idle = micro_batches(kept, torch.zeros(2, 4), small())
-    assert batches == [] and len(idle.mask) == 1
+    assert micro_batches(kept, torch.zeros(2, 4), small()) == []
 
 
 def test_the_idle_batch_is_a_forward_pass_whose_tokens_do_not_count(kept):
-    _, idle = micro_batches(kept, ADVANTAGES, small())
-    assert not idle.mask.any() and idle.attention_mask.any()
+    idle = idle_batch(kept)
+    assert len(idle.mask) == 1 and not idle.mask.any() and idle.attention_mask.any()
     model = random_model("qwen2")
     values = idle.log_probs(lambda *arguments: (model, arguments), 0.7)
     assert values[1][2:] == (2, 0.7)  # T of its one row, and the temperature

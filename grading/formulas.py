@@ -1,0 +1,350 @@
+r"""Formulas read and compared by their values: no algebra, no library that evaluates text.
+
+    same("x^2+2x+1", "(x+1)^2")          # True
+    same(r"1-\frac{1}{e}", "1-e^{-1}")   # True
+    same("3t", "3")                      # False
+
+Two formulas are equal if they have equal values wherever both are defined. Values at three points
+in general position, to 100 digits, settle that: formulas as short as answers are that agree in 50
+digits at random points, and still differ, do not occur (Schwartz 1980 and Zippel 1979, for
+polynomials).
+
+The work is linear in the text: each token is read once for each point, each operation is one of
+mpmath's on 100 digits, and every operand is bounded before the operation. So 9^{9^{9^9}} is not
+computed, and (x+y)^{900} never expanded. No algebra that simplifies can promise that.
+
+Two points are positive. The third is negative and counts only where both values are real: so
+\sqrt{x^2} is not x, and \ln(x^2) is 2\ln(x). Equations are equal if one is a multiple of the other,
+inequalities if by a positive factor; so y=2x+3 is 2x-y+3=0, but xy=1 is not y=1/x.
+
+Notation: e is Euler's number and i the imaginary unit; 2\frac{1}{3} is 7/3; 1/2x is x/2; a function
+takes the product that follows, \sin 2x+1 is \sin(2x)+1; x^10 is x^{10}. Sums and sets are left out.
+"""
+
+import functools
+import math
+import random
+import re
+import threading
+from collections.abc import Callable
+
+DIGITS = 100  # that are computed
+TOLERANCE = 50  # digits that must agree, relative to the larger value
+NEGLIGIBLE = 80  # digits behind the point: what is smaller is 0 up to rounding
+LARGEST_LOG = 100_000  # a power whose logarithm is larger, or a function of more, is not computed
+LARGEST_FACTORIAL = 1_000
+NESTING = 40
+POINTS = 3
+
+TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|\\[a-zA-Z]+|[a-zA-Z]|\S")
+RELATION = re.compile(r"(?<!\\)=|[<>]|\\(?:le|ge|ne)(?![a-z])")
+MIXED = re.compile(r"(?<![\d.^_])(\d+) ?(\\frac\{\d+\}\{\d+\})")  # 2\frac{1}{3} is 7/3
+TURNED = {">": "<", r"\ge": r"\le"}
+SYMBOL = re.compile(
+    r"[a-zA-Z]|\\(?:(?:var)?epsilon|(?:var)?theta|(?:var)?phi|alpha|beta|[gG]amma|[dD]elta|zeta|eta"
+    r"|iota|kappa|[lL]ambda|mu|nu|[xX]i|rho|[sS]igma|tau|chi|[pP]si|[oO]mega|Theta|Pi|Phi|ell|hbar"
+    r"|infty|emptyset)"
+)
+ACCENTS = {r"\overline", r"\bar", r"\vec", r"\hat", r"\tilde", r"\mathbb", r"\mathcal"}
+CIRCULAR = ("sin", "cos", "tan", "cot", "sec", "csc")
+FUNCTIONS = {r"\exp": "exp", r"\ln": "log", r"\log": "log10"}
+FUNCTIONS |= {rf"\{name}": name for name in (*CIRCULAR, "sinh", "cosh", "tanh")}
+FUNCTIONS |= {rf"\arc{name}": "a" + name for name in CIRCULAR}
+OF_INTEGERS = {r"\gcd": math.gcd, r"\lcm": math.lcm}
+OF_SEVERAL = {**OF_INTEGERS, r"\max": max, r"\min": min}
+TIMES = {r"\cdot", r"\times", "*"}
+OVER = {"/", r"\div"}
+CLOSING = {"(": ")", "[": "]", "{": "}", "|": "|", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
+NO_FACTOR = {*CLOSING.values(), *TIMES, *OVER, "+", "-", "!", "^", "_", ",", ";", ":", "&", "'", ""}
+
+
+class Unreadable(Exception):
+    """The text is no formula that is read here, or its value is too large to compute."""
+
+
+def same(answer: str, gold: str) -> bool:
+    """Whether two formulas, equations or inequalities are equal; what is not read here is not.
+
+    Args: both as `grading.spelling.normalise` leaves them.
+    """
+    read, gold_read = values(answer), values(gold)
+    if read is None or gold_read is None:
+        return False
+    (sign, at_points), (gold_sign, gold_at_points) = read, gold_read
+    *pairs, negative = zip(at_points, gold_at_points, strict=True)
+    if None not in negative and not any(value.imag for value in negative):
+        pairs.append(negative)
+    pairs = [pair for pair in pairs if None not in pair]
+    if sign != gold_sign or not pairs:
+        return False
+    return _multiples(pairs, sign) if sign else all(close(a, b) for a, b in pairs)
+
+
+@functools.lru_cache(maxsize=4096)
+def values(text: str) -> tuple[str, list] | None:
+    r"""What a formula says: the sign of a relation, or "", and its value at each point.
+
+    Of a relation the value is left minus right, turned so that the sign is one of = < \le \ne.
+    A value is None where there is none; if there is none at any point, None is returned.
+    """
+    signs, sides = RELATION.findall(text), RELATION.split(MIXED.sub(r"(\1+\2)", text))
+    if len(signs) > 1:
+        return None
+    sign = signs[0] if signs else ""
+    if sign in TURNED:
+        sign, sides = TURNED[sign], sides[::-1]
+    with _lock:
+        try:
+            at_points = [_difference(sides, index) for index in range(POINTS)]
+        except Unreadable:
+            return None
+    return None if at_points == [None] * POINTS else (sign, at_points)
+
+
+_lock = threading.Lock()  # mpmath changes its precision while it computes
+
+
+def _difference(sides: list[str], index: int):
+    try:
+        left, *right = (_Reader(side, index).value() for side in sides)
+        value = left - right[0] if right else left
+    except (ZeroDivisionError, OverflowError, ValueError):
+        return None
+    return value if _mpmath().isfinite(value) else None
+
+
+@functools.cache
+def _mpmath():
+    """A context of its own: the precision is ours alone. Imported when first needed."""
+    import mpmath
+
+    context = mpmath.mp.clone()
+    context.dps = DIGITS
+    return context
+
+
+def close(a, b) -> bool:
+    """Whether two values are equal up to rounding."""
+    gap, size, ten = abs(a - b), max(abs(a), abs(b)), _mpmath().mpf(10)
+    return gap <= size * ten**-TOLERANCE or size < ten**-NEGLIGIBLE
+
+
+def constant(text: str):
+    """The value of a formula that is a real number, to as many digits as must agree.
+
+    Raises:
+        Unreadable: it has no value, an imaginary one, or variables.
+    """
+    if text.lstrip("+-") == r"\infty":
+        return _mpmath().inf * (-1 if text[0] == "-" else 1)
+    sign, at_points = values(text) or ("", [None])
+    value = at_points[0]
+    if sign or None in at_points or value.imag or not all(close(value, v) for v in at_points):
+        raise Unreadable
+    with _lock:
+        rounded = _mpmath().mpf(_mpmath().nstr(value.real, TOLERANCE))
+    return rounded if abs(rounded) > _mpmath().mpf(10) ** -NEGLIGIBLE else rounded * 0
+
+
+def _multiples(pairs: list, sign: str) -> bool:
+    """Whether one is a multiple of the other, by a positive factor if they are inequalities."""
+    empty = [all(close(pair[i], 0) for pair in pairs) for i in (0, 1)]
+    if any(empty) or any(close(b, 0) for _, b in pairs):  # 0=0 says nothing
+        return all(empty)
+    ratios = [a / b for a, b in pairs]
+    positive = ratios[0].real > 0 and close(ratios[0].imag, 0)
+    return all(close(ratio, ratios[0]) for ratio in ratios) and (sign in ("=", r"\ne") or positive)
+
+
+def _coordinate(name: str, index: int):
+    """The value of a variable at a point: the same in every formula, and nothing special."""
+    size = _mpmath().mpf(random.Random(f"{name} {index}").random()) * 3 + _mpmath().mpf(1) / 3
+    return -size if index == POINTS - 1 else size
+
+
+def bounded(value, largest: int):
+    if abs(value) > largest:
+        raise Unreadable
+    return value
+
+
+def raised(base, exponent):
+    if base and exponent:
+        bounded(_mpmath().log(base) * exponent, LARGEST_LOG)
+    return base**exponent
+
+
+class _Reader:
+    """Recursive descent over the tokens of one formula; every method returns a value."""
+
+    def __init__(self, text: str, index: int) -> None:
+        self.tokens, self.at, self.index = TOKEN.findall(text), 0, index
+        self.open: list[str] = []  # what closes the brackets that are open
+        self.depth = 0
+
+    def value(self):
+        value = self.sum()
+        if self.at < len(self.tokens):
+            raise Unreadable
+        return value
+
+    def peek(self) -> str:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def next(self) -> str:
+        token = self.peek()
+        self.at += 1
+        return token
+
+    def take(self, token: str) -> bool:
+        """Whether this token is next; it is then read."""
+        found = self.peek() == token
+        self.at += found
+        return found
+
+    def sum(self):
+        value = self.signed(self.product)
+        while self.peek() in ("+", "-"):
+            value = value + self.signed(self.product)
+        return value
+
+    def signed(self, read: Callable):
+        """What comes after some signs, with the sign that they make together."""
+        minus = 0
+        while self.peek() in ("+", "-"):
+            minus += self.next() == "-"
+        return -read() if minus % 2 else read()
+
+    def product(self, of_function: bool = False):
+        """Factors with or without a sign between them; of \\sin 2x\\cos y, 2x is the sine's."""
+        value, ends = self.power(), NO_FACTOR | FUNCTIONS.keys() if of_function else NO_FACTOR
+        while True:
+            token = self.peek()
+            if token in TIMES | OVER and not of_function:
+                self.next()
+                factor = self.signed(self.power)
+                value = value / factor if token in OVER else value * factor
+            elif token not in ends and token not in self.open:
+                if token[0].isdigit() and self.tokens[self.at - 1][-1].isdigit():
+                    raise Unreadable  # two numbers side by side
+                value = value * self.power()
+            else:
+                return value
+
+    def power(self):
+        base = self.atom()
+        while self.peek() in ("!", "^"):
+            if self.next() == "!":
+                base = _mpmath().factorial(bounded(base, LARGEST_FACTORIAL))
+            elif self.take(r"\circ"):
+                base = base * _mpmath().pi / 180
+            else:
+                base = raised(base, self.signed(self.atom))
+        return base
+
+    def group(self, opening: str) -> list:
+        """The values between brackets, of which the first is read, and commas."""
+        self.open.append(CLOSING[opening])
+        inside = [self.sum()]
+        while self.take(","):
+            inside.append(self.sum())
+        if self.next() != self.open.pop():
+            raise Unreadable
+        return inside
+
+    def argument(self):
+        r"""What LaTeX gives to \frac: a group, or one digit, letter or command."""
+        token = self.peek()
+        if token.isdigit() and len(token) > 1:
+            self.tokens[self.at : self.at + 1] = [token[0], token[1:]]
+        return self.atom()
+
+    def atom(self):
+        self.depth += 1
+        if self.depth > NESTING:
+            raise Unreadable
+        value = self.unnested()
+        self.depth -= 1
+        return value
+
+    def unnested(self):
+        context, token = _mpmath(), self.next()
+        if token.lstrip(".")[:1].isdigit():
+            return context.mpf(token)
+        if token in CLOSING:
+            (value,) = self.group(token)
+            parts = {"|": abs, r"\lfloor": context.floor, r"\lceil": context.ceil}
+            return parts[token](value) if token in parts else value
+        if token in (r"\frac", r"\binom"):
+            upper, lower = self.argument(), self.argument()
+            if token == r"\frac":
+                return upper / lower
+            return context.binomial(*(bounded(n, LARGEST_FACTORIAL) for n in (upper, lower)))
+        if token in OF_SEVERAL and self.take("("):
+            return self.of_several(token)
+        if token == r"\sqrt":
+            return self.root()
+        if token in FUNCTIONS:
+            return self.function(token)
+        return +context.pi if token == r"\pi" else self.symbol(token)
+
+    def root(self):
+        (degree,) = self.group("[") if self.take("[") else (_mpmath().mpf(2),)
+        value = self.argument()
+        if degree == 3 and not value.imag and value < 0:
+            return -raised(-value, 1 / degree)  # the real one
+        return raised(value, 1 / degree)
+
+    def of_several(self, token: str):
+        numbers = self.group("(")
+        if any(number.imag or abs(number) > 10**DIGITS for number in numbers):
+            raise Unreadable
+        if token not in OF_INTEGERS:
+            return OF_SEVERAL[token](numbers)
+        integers = [int(number) for number in numbers]
+        if integers != numbers:
+            raise Unreadable
+        return _mpmath().mpf(OF_INTEGERS[token](*integers))
+
+    def function(self, token: str):
+        context, name, power, base = _mpmath(), FUNCTIONS[token], None, None
+        if token == r"\log" and self.take("_"):
+            base = self.argument()
+        if self.take("^"):
+            power = self.signed(self.atom)
+            if power == -1 and name in CIRCULAR:
+                name, power = "a" + name, None
+        bracketed = self.peek() in ("(", "{", "[")
+        value = self.signed(self.power if bracketed else lambda: self.product(of_function=True))
+        if not name.startswith("log"):
+            bounded(value, LARGEST_LOG)
+        result = getattr(context, name)(value)
+        if base is not None:
+            result = context.log(value) / context.log(base)
+        return result if power is None else raised(result, power)
+
+    def symbol(self, token: str):
+        """A variable with its subscript and primes, or a constant."""
+        name = token
+        if token in ACCENTS:
+            name += self.raw_argument()
+        elif not SYMBOL.fullmatch(token):
+            raise Unreadable
+        if self.take("_"):
+            name += "_" + self.raw_argument()
+        while self.take("'"):
+            name += "'"
+        if name == "e":
+            return +_mpmath().e
+        return _mpmath().mpc(0, 1) if name == "i" else _coordinate(name, self.index)
+
+    def raw_argument(self) -> str:
+        """The text of a group without other groups in it, or one token."""
+        text = self.next()
+        if text == "{":
+            text = ""
+            while self.peek() not in ("{", "}", ""):
+                text += self.next()
+            if not self.take("}"):
+                raise Unreadable
+        return text

@@ -1,0 +1,109 @@
+"""A verdict's work is bounded by the length of its texts: counted in calls, not timed."""
+
+import sys
+import threading
+
+import pytest
+
+from grading import equality, formulas, spelling
+from rewards import score
+
+# Every operation of the parser, and every kind of list, nested or many times over.
+PIECES = [
+    *("x+", "(", "|x", "x^{", "!", "9^", "-", "0.1", "1,", "1;", "(1,", "x=", "=1", "{", "ab ")
+]
+PIECES += [r"\frac{1}{", r"\sin ", r"\exp(", r"\sqrt{2+", r"\sqrt[9]{", r"\ln(", r"\log_2 ", "999!"]
+PIECES += [r"(9^{9^9})^", "9^{45000}", r"\binom{999}{500}", r"\gcd(9^{99},", r"\max(x,", "i^{99}"]
+PIECES += [
+    r"\tan(9^{99})",
+    r"e^{99999}",
+    r"\lfloor 9^{9999}",
+    "x_{1}",
+    r"\vec{v}",
+    r"x<1 or ",
+    "1<x<",
+]
+PIECES += [
+    r"\{1,",
+    r"\{x,",
+    r"\{\{x,y\},",
+    r"\pm1",
+    r"\pm 1,",
+    r"(0,1)\cup",
+    r"[x,y)\cup",
+    r"\{1\}\setminus",
+]
+PIECES += [
+    r"\begin{pmatrix}1&2\end{pmatrix}",
+    r"1\\",
+    "1 2",
+    "(3)/(4)",
+    r"\approx 5 =",
+    r"\overline{3}",
+]
+PIECES += [
+    r"\text{a",
+    "\\",
+    "km ",
+    "5 km/h ",
+    "1 and ",
+    "(B) ",
+    "B, ",
+    "½",
+    "√",
+    "元",
+    "NaCl",
+    r"\in ",
+    "$",
+]
+
+
+def calls(answer: str, gold: str) -> int:
+    """The functions that are called for a verdict when nothing is remembered."""
+    spelling.normalise.cache_clear()
+    formulas.values.cache_clear()
+    count = 0
+
+    def counted(_, event, __):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(counted)
+    try:
+        equality.equal(answer, gold)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_work_is_bounded_for_every_operation_however_often_or_deep(piece):
+    formulas.values("x")  # imports mpmath
+    text = (piece * 1000)[:999] + "1"
+    for gold in ("5", text.replace("1", "2")):
+        assert calls(text, gold) < 1500 * len(text)  # a fraction of a second
+
+
+def test_many_items_are_compared_only_if_few_are_spelled_apart():
+    numbers = [str(i) for i in range(200)]
+    assert equality.equal(",".join(numbers), ",".join(reversed(numbers)))
+    assert equality.equal(",".join([*numbers[1:], "0.0"]), ",".join(numbers))
+    assert not equality.equal(",".join(f"{i}.0" for i in range(99)), ",".join(numbers[:99]))
+
+
+def test_verdicts_are_the_same_in_many_threads_at_once():
+    pairs = [(rf"\boxed{{\sqrt{{{i * i * 2}}}}}", rf"{i + i % 2}\sqrt{{2}}") for i in range(2, 40)]
+    texts, answers = zip(*pairs, strict=True)
+    formulas.values.cache_clear()
+    results = {}
+
+    def grade(thread: int) -> None:
+        results[thread] = score(texts, answers)["accuracy"]
+
+    threads = [threading.Thread(target=grade, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert list(results.values()) == [[1.0, 0.0] * 19] * 4
