@@ -150,16 +150,6 @@ def test_the_rows_of_all_processes_are_in_the_order_of_problems():
 # ---- what a run shows of itself ------------------------------------------------------------------
 
 
-def test_examples_are_kept_ones_and_ones_that_were_not():
-    _, shown = train.train_step(Run(small()), 1)
-    assert [row["kept"] for row in shown] == [True, True, False, False]
-    assert len({row["prompt"] for row in shown}) == 1
-    for row in shown:
-        assert row["finished"] in (True, False) and row["step"] == 1
-    _, shown = train.train_step(Run(small(m=8)), 1)
-    assert [row["kept"] for row in shown] == [True, True]  # nothing else is there
-
-
 def a_row(step: int, **changes) -> dict:
     seconds = dict(generate=0.5, score=0.1, select=0.1, update=0.3, sync=0.0)
     row = {"step": step, "time": float(step), "seconds": seconds, "groups": 4, "reward": 0.5}
