@@ -141,9 +141,9 @@ def plan(config: Config, machine: Machine) -> dict[str, int]:
         always = {part: size // machine.processes for part, size in always.items()}
         layers = [m for m in model.modules() if type(m).__name__ in model._no_split_modules]
         layer = sum(weight.nbytes for weight in layers[0].parameters())
-        # In the dtype of computation everything except the layers stays whole for the backward pass.
-        # Of layers there are the one that is computed, the next one, and the buffer in which weights
-        # come; in float32 the one in which gradients leave.
+        # In the dtype of computation everything except the layers stays whole for the backward
+        # pass. Of layers there are the one that is computed, the next one, and the buffer in which
+        # weights come; in float32 the one in which gradients leave.
         half = 2 if config.dtype == "bfloat16" else 1
         update["gathered from all processes"] = (
             whole - len(layers) * layer + 3 * layer
