@@ -24,6 +24,7 @@ from support.tasks import Problem
 TAKEN = {"total", "step", "task", "problem", "prompt", "answer", "completion", "finished", "length"}
 TAKEN |= {"read", "kept", "accuracy_se", "lenient_accuracy", "formed_accuracy"}
 TAKEN |= {"finished_accuracy", "truncated", "completion_length", "problems", "samples"}
+TAKEN |= {"group", "index"}
 
 
 @dataclass
