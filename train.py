@@ -48,7 +48,6 @@ from support.evaluation import evaluate, held_out, not_finite, report, save_comp
 from support.files import new_folder, shell, write_atomically
 from support.groups import logged
 from support.learner import Learner, MicroBatch
-from support.plan import dry_run
 from support.presets import machine_for, parse
 from support.processes import RANK, Largest, combined
 from support.rehearsal import Rehearsal
@@ -157,6 +156,8 @@ def train_step(run: Run, step: int) -> tuple[dict, dict[str, list[dict]]]:
             advantages = group_advantages(kept_rewards, config.scale)  # [P, m]
         else:  # before the selection: the paper's appendix A.3, and CPPO
             advantages = group_advantages(rewards, config.scale).gather(-1, keep)  # [P, m]
+        if config.mask_truncated:  # DAPO's: a text that was cut off is neither good nor bad
+            advantages = advantages * kept.finished.cpu()
     with run.clock("update"):
         run.sampler.sleep()  # the memory is the update's until the sync
         for group in run.learner.optimizer.param_groups:
@@ -298,6 +299,8 @@ def main(argv: list[str] | None = None) -> int:
         differing = as_flags(config) or "  none, these are the defaults"
         print(f"settings that differ from the defaults:\n{differing}")
         if command.dry_run:
+            from support.plan import dry_run
+
             print(dry_run(config, machine_for(command.preset)))
         else:
             train(config, command.out, command.resume)
