@@ -156,6 +156,8 @@ def train_step(run: Run, step: int) -> tuple[dict, dict[str, list[dict]]]:
             advantages = group_advantages(kept_rewards, config.scale)  # [P, m]
         else:  # before the selection: the paper's appendix A.3, and CPPO
             advantages = group_advantages(rewards, config.scale).gather(-1, keep)  # [P, m]
+        if config.mask_truncated:  # DAPO's: a text that was cut off is neither good nor bad
+            advantages = advantages * kept.finished.cpu()
     with run.clock("update"):
         run.sampler.sleep()  # the memory is the update's until the sync
         for group in run.learner.optimizer.param_groups:

@@ -5,73 +5,57 @@ python bench.py bands --steps 10 20 -- --n 16 --m 16
 """
 
 import argparse
-import os
 import statistics
-from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 
 import train
-from benches.measure import in_processes, table
-from support import presets
+from benches.measure import OTHERS, table, train_settings
 from support.evaluation import evaluation
 from support.run import Run
-from support.settings import Config
 
 WINDOW = 10  # steps: the numbers of a single one are those of a few prompts
+MEANS = ("reward", "reward_kept", "grad_norm", "entropy", "completion_length", "truncated")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of this part."""
-    parser.add_argument("--seeds", type=int, default=8, help="runs")
+    parser.add_argument("--seeds", type=int, default=8, help="runs, from --seed on")
     parser.add_argument("--steps", type=int, nargs="+", default=[20, 50, 100], help="to look at")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count()), help="seeds at a time")
-    parser.add_argument("train_flags", nargs="*", help="after --: flags of train.py")
 
 
 def bands(arguments: argparse.Namespace) -> dict:
     """What a run shows at these steps: median, lowest and highest of the seeds.
 
     Held-out accuracy is the step's, everything else the mean of the ten steps up to it (the largest
-    of the `logprob_gap`s). Nothing here depends on the machine but for rounding.
+    of the `logprob_gap`s). Nothing here depends on the machine, except for rounding.
     """
-    base, _ = presets.parse(["--threads", str(arguments.threads), *arguments.train_flags])
-    steps, seeds = sorted(set(arguments.steps)), range(arguments.seeds)
-    one = partial(numbers, base, steps)
-    found = list(
-        map(one, seeds) if arguments.jobs == 1 else in_processes(arguments.jobs, one, seeds)
-    )
-    rows = [
-        {"step": step} | {name: band([run[i][name] for run in found]) for name in found[0][i]}
-        for i, step in enumerate(steps)
-    ]
-    print(table(f"{len(found)} seeds: median (lowest-highest)", rows))
-    return {"config": asdict(base), "rows": rows, "runs": found}
+    base = train_settings(arguments)
+    found = {step: [] for step in sorted(set(arguments.steps))}
+    for seed in range(base.seed, base.seed + arguments.seeds):
+        run, rows = Run(replace(base, seed=seed)), []
+        for step in range(1, max(found) + 1):
+            rows.append(train.train_step(run, step)[0])
+            if step in found:
+                results, _ = evaluation(run)
+                accuracy = next(iter(results.values()))["accuracy"]
+                found[step].append({"held-out accuracy": accuracy} | summary(rows[-WINDOW:]))
+        OTHERS.look()
+    rows = []
+    for step, runs in found.items():
+        rows.append({"step": step})
+        for name in runs[0]:
+            values = [run[name] for run in runs]
+            rows[-1][name] = [statistics.median(values), min(values), max(values)]
+    print(table(f"{arguments.seeds} seeds: median (lowest-highest)", rows))
+    return {"config": asdict(base), "rows": rows, "runs": list(found.values())}
 
 
-def numbers(config: Config, steps: Sequence[int], seed: int) -> list[dict[str, float]]:
-    """One seed's numbers at these steps."""
-    run, rows, found = Run(replace(config, seed=seed)), [], []
-    for step in range(1, steps[-1] + 1):
-        rows.append(train.train_step(run, step)[0])
-        if step not in steps:
-            continue
-        last = rows[-WINDOW:]
-        held_out = next(iter(evaluation(run).values()))
-        mean = {
-            name: statistics.fmean(row[name] for row in last)
-            for name in ("reward", "reward_kept", "grad_norm", "completion_length", "truncated")
-        }
-        idle = sum(row["groups_without_signal"] for row in last) / sum(r["groups"] for r in last)
-        gaps = [row["logprob_gap"]["max"] or 0.0 for row in last]
-        found.append(
-            {"held-out accuracy": held_out["accuracy"]}
-            | mean
-            | {"groups without signal": idle, "logprob_gap": max(gaps)}
-        )
-    return found
-
-
-def band(values: Sequence[float]) -> list[float]:
-    """[median, lowest, highest]"""
-    return [statistics.median(values), min(values), max(values)]
+def summary(rows: list[dict]) -> dict[str, float]:
+    """What these steps' rows show together."""
+    found = {}
+    for name in MEANS:  # a step without an update has no entropy
+        known = [row[name] for row in rows if row[name] is not None]
+        found[name] = statistics.fmean(known or [0.0])
+    idle = sum(row["groups_without_signal"] for row in rows) / sum(row["groups"] for row in rows)
+    gaps = [row["logprob_gap"]["max"] or 0.0 for row in rows]
+    return found | {"groups without signal": idle, "logprob_gap": max(gaps)}

@@ -1,13 +1,7 @@
 """What could only be found out on a GPU: one command, about ten minutes, to be run and sent back.
 
     python bench.py gpu                                        # Qwen2.5-0.5B-Instruct
-    python bench.py gpu --model Qwen/Qwen2.5-3B-Instruct       # the preset's own model
-    python bench.py gpu --preset gsm8k-llama3.2-3b-l40s -- --gpu-memory-utilization 0.5
-
-    run = Run(config)
-    gaps(run)                           # sampler against trainer, before and after the first sleep
-    phases(steps(run, [16, 64], 3))                     # seconds of train.py's own steps
-    memory_rows(run, plan(config, this_machine()))      # planned against measured
+    python bench.py gpu -- --model Qwen/Qwen2.5-3B-Instruct    # the preset's own model
 
 Every part works without a GPU, too, with a small model: so they are tested.
 
@@ -22,25 +16,21 @@ from dataclasses import asdict
 import torch
 
 import train
-from benches.measure import peak_bytes, table
-from benches.paper import STEP_COST
+from benches.measure import table, train_settings
 from benches.update import full_rollouts
-from support import presets
 from support.errors import InputError
 from support.plan import IN_GENERATION, IN_UPDATE, architecture, longest, plan
-from support.presets import PRESETS, this_machine
+from support.presets import this_machine
 from support.run import PHASES, Run
 from support.settings import Config
+
+PRESET = ("--preset", "gsm8k-qwen2.5-3b-l40s", "--model", "Qwen/Qwen2.5-0.5B-Instruct")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of this part."""
-    presets = [name for name in PRESETS if name != "cpu"]
-    parser.add_argument("--preset", default="gsm8k-qwen2.5-3b-l40s", choices=presets)
-    parser.add_argument("--model", default="Qwen/Qwen2.5-0.5B-Instruct", help="folder or hub name")
     parser.add_argument("--n", type=int, nargs="+", default=[16, 64], help="rollouts a prompt")
     parser.add_argument("--steps", type=int, default=3, help="of each n, after one to warm up")
-    parser.add_argument("train_flags", nargs="*", help="after --: flags of train.py")
 
 
 def gpu(arguments: argparse.Namespace) -> dict:
@@ -52,9 +42,7 @@ def gpu(arguments: argparse.Namespace) -> dict:
     """
     if not torch.cuda.is_available():
         raise InputError("gpu: torch finds no GPU here; the other benches need none")
-    given = ["--preset", arguments.preset, "--model", arguments.model, *arguments.train_flags]
-    config, _ = presets.parse(given)
-    return measure(config, sorted(arguments.n), arguments.steps)
+    return measure(train_settings(arguments, *PRESET), sorted(arguments.n), arguments.steps)
 
 
 def measure(config: Config, sizes: Sequence[int], count: int) -> dict:
@@ -75,19 +63,10 @@ def measure(config: Config, sizes: Sequence[int], count: int) -> dict:
     print(table("|sampler's - trainer's log-prob|", result["gaps"]))
     result["phases"] = phases(rows)
     print(table("seconds of a step, median of those with an update", result["phases"]))
-    first, last = result["phases"][0]["total"], result["phases"][-1]["total"]
-    result["step cost ratio"] = last / first
-    print(
-        f"a step with n = {sizes[-1]} takes {last / first:.2f}x one with n = {sizes[0]}; "
-        f"on the paper's L40S 64 took {STEP_COST}x 16"
-    )
     result["memory"] = memory_rows(run, planned)
     print(table("memory, planned for the longest completions", result["memory"]))
     run.sampler.close()
     return result | {"steps": rows}
-
-
-# ---- the sampler against the trainer -------------------------------------------------------------
 
 
 def gaps(run: Run) -> list[dict]:
@@ -109,9 +88,6 @@ def gap(run: Run) -> dict[str, float]:
     trained = run.learner.policy(ids, attention, mask.shape[1], temperature)
     difference = (trained - sampled).abs()[mask]
     return {"mean": difference.mean().item(), "max": difference.max().item()}
-
-
-# ---- steps ---------------------------------------------------------------------------------------
 
 
 def steps(run: Run, sizes: Sequence[int], count: int) -> list[dict]:
@@ -136,9 +112,7 @@ def phases(rows: Sequence[dict]) -> list[dict]:
     for n in dict.fromkeys(row["n"] for row in rows):
         warm = [row for row in rows if row["n"] == n][1:]
         counted = [row for row in warm if not row["skipped"]] or warm
-        seconds = {
-            phase: statistics.median(row["seconds"][phase] for row in counted) for phase in PHASES
-        }
+        seconds = {p: statistics.median(row["seconds"][p] for row in counted) for p in PHASES}
         speeds = [
             row["completion_length"] * n * row["groups"] / row["seconds"]["generate"]
             for row in counted
@@ -147,9 +121,6 @@ def phases(rows: Sequence[dict]) -> list[dict]:
         result.append({"n": n, "steps": len(counted)} | seconds)
         result[-1] |= {"total": total, "tokens/s": statistics.median(speeds)}
     return result
-
-
-# ---- memory --------------------------------------------------------------------------------------
 
 
 def memory_rows(run: Run, planned: dict[str, int]) -> list[dict]:
@@ -174,26 +145,31 @@ def memory_rows(run: Run, planned: dict[str, int]) -> list[dict]:
     taken, updating = peak_bytes() - there, used_bytes()
     run.sampler.sync(run.model)
     batch = min(config.micro_batch, config.prompts_per_step * config.m)
-    micro_batch = f"micro-batch of {batch} sequences"
-    found = {IN_GENERATION: generating, micro_batch: taken, IN_UPDATE: updating}
+    measured = {IN_GENERATION: generating, IN_UPDATE: updating}
+    measured[f"micro-batch of {batch} sequences"] = taken
     return [
-        {"what": what, "planned GB": planned[what] / 1e9, "measured GB": bytes_ / 1e9}
-        for what, bytes_ in found.items()
+        {"what": what, "planned GB": planned[what] / 1e9, "measured GB": size / 1e9}
+        for what, size in measured.items()
     ]
 
 
 def used_bytes() -> int:
     """What is taken of the device, by whomever: vLLM's memory is not all torch's to count."""
     if not torch.cuda.is_available():
-        return peak_bytes()
+        return 0
     free, total = torch.cuda.mem_get_info()
     return total - free
 
 
+def peak_bytes() -> int:
+    """The most that torch held since `restart_peak`."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+
+
 def restart_peak() -> int:
-    """Forget the peak so far, where that can be done; returns what is there."""
+    """Forget the peak so far; returns what torch holds."""
     if not torch.cuda.is_available():
-        return peak_bytes()
+        return 0
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_allocated()

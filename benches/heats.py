@@ -1,27 +1,39 @@
 """How the arms race: side by side in slices of a second or so, each on train.py's own clock.
 
-    arms = run_heats({"pods": {3e-4: config}, ...}, seeds=5, marks=[1.5, 3.0], jobs=2)
+    arms, other_work = run_heats({"pods": {3e-4: config}}, range(5), [1.5, 3.0], jobs=2, out=out)
 
 A racer is a run of train.py that is stopped at marks of its training time and goes on from there;
-a heat is one seed of all of them. An arm is one setting of train.py.
+a heat is one seed of all of them. A heat is stored when it is through, so a race that was
+interrupted goes on with the seeds that are missing.
 """
 
+import hashlib
 import io
+import json
+import multiprocessing
+import signal
 import statistics
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 
+import torch
+import transformers
 from tqdm import tqdm
 
 import train
-from benches.measure import in_processes
-from benches.standings import Arm, Trace, warn_of_load
+from benches.measure import OTHERS
+from benches.standings import Arm, Trace
 from support.evaluation import evaluation
+from support.files import write_atomically
 from support.run import PHASES, Run
 from support.settings import Config
+
+Racing = dict[str, dict[float, Config]]  # the settings of each arm, by the learning rate
 
 
 class Racer:
@@ -37,29 +49,34 @@ class Racer:
         # What a run says of its data would be said once an arm.
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             self.run = Run(config)
-        self.rows, self.time = [], 0.0
-        self.curve = {key: [] for key in ("time", "step", "accuracy", "idle", "generate")}
+        self.rows, self.time, self.curve = [], 0.0, {}
         self.mark()
 
     def advance(self, until: float) -> None:
         """Train until this many seconds of training time, then evaluate."""
+        begin = len(self.rows)
         while self.time < until:
             row, _ = train.train_step(self.run, len(self.rows) + 1)
             self.time += sum(row["seconds"].values())
             self.rows.append(row)
-        self.mark()
+        self.mark(self.rows[begin:])
 
-    def mark(self) -> None:
-        """Evaluate, off the clock."""
+    def mark(self, since: Sequence[dict] = ()) -> None:
+        """Evaluate, off the clock. `since` are the rows since the last mark."""
+        results, _ = evaluation(self.run)
+        found = next(iter(results.values()))
         point = {
             "time": self.time,
             "step": len(self.rows),
-            "accuracy": next(iter(evaluation(self.run).values()))["accuracy"],
             "idle": sum(row["groups_without_signal"] / row["groups"] for row in self.rows),
             "generate": sum(row["seconds"]["generate"] for row in self.rows),
         }
+        for key in ("accuracy", "finished_accuracy", "truncated", "completion_length"):
+            point[key] = found[key]
+        entropies = [row["entropy"] for row in since if row.get("entropy") is not None]
+        point["entropy"] = statistics.fmean(entropies) if entropies else None
         for key, value in point.items():
-            self.curve[key].append(round(value, 4))
+            self.curve.setdefault(key, []).append(None if value is None else round(value, 4))
 
     def trace(self, until: float) -> Trace:
         """What is kept of the run after the last mark."""
@@ -67,51 +84,84 @@ class Racer:
         return Trace(self.curve, statistics.fmean(self.curve["accuracy"][1:]), seconds, until)
 
 
-def heat(
-    settings: dict[Hashable, Config], marks: Sequence[float], seed: int, jobs: int = 1
-) -> dict[Hashable, Trace]:
+def heat(racing: Racing, marks: Sequence[float], seed: int, line: int = 0) -> dict[str, Arm]:
     """One seed of all racers, in one process: each trains up to the next mark, then the next one.
 
-    Slices of a second or so let whatever else the machine does hit all arms alike. `jobs` heats at
-    a time have a line each of the terminal for their progress.
+    Slices of a second or so make other work on the machine slow all arms alike. `line` of the
+    terminal shows the progress.
     """
-    line = {"desc": f"seed {seed}", "position": seed % jobs, "unit": "mark", "leave": False}
-    racers = {name: Racer(replace(config, seed=seed)) for name, config in settings.items()}
-    for mark in tqdm(marks, disable=None, **line):
+    bar = {"desc": f"seed {seed}", "position": line, "unit": "mark", "leave": False}
+    racers = {
+        (arm, lr): Racer(replace(config, seed=seed))
+        for arm, rates in racing.items()
+        for lr, config in rates.items()
+    }
+    for mark in tqdm(marks, disable=None, **bar):
         for racer in racers.values():
             racer.advance(mark)
-    return {name: racer.trace(marks[-1]) for name, racer in racers.items()}
+        OTHERS.look()
+    return {
+        arm: Arm({lr: [racers[arm, lr].trace(marks[-1])] for lr in rates})
+        for arm, rates in racing.items()
+    }
+
+
+def stored_heat(racing: Racing, marks: Sequence[float], folder: Path, jobs: int, seed: int) -> int:
+    """`heat`, with the load of other work meanwhile, as a file of the folder; returns the seed."""
+    OTHERS.start()
+    runs = {arm: one.as_json() for arm, one in heat(racing, marks, seed, seed % jobs).items()}
+    text = json.dumps({"other_work": OTHERS.largest, "runs": runs})
+    write_atomically(folder / f"seed_{seed}.json", text)
+    return seed
 
 
 def run_heats(
-    settings: dict[str, dict[float, Config]], seeds: int, marks: Sequence[float], jobs: int
-) -> dict[str, Arm]:
-    """The runs of all arms; `jobs` seeds at a time, each in a process of its own.
+    racing: Racing, seeds: Sequence[int], marks: Sequence[float], jobs: int, out: Path
+) -> tuple[dict[str, Arm], float | None]:
+    """The runs of all arms, and the largest load of other work; `jobs` seeds at a time.
 
-    Args:
-        settings: of each arm, by the learning rate.
+    Each heat is written to a folder of `out` that is named after everything the race depends on, so
+    that the same command goes on where it was interrupted.
     """
-    racing = {(name, lr): one for name, rates in settings.items() for lr, one in rates.items()}
-    print(f"{len(racing)} runs of {marks[-1]:g} s of training, {seeds} seeds, {jobs} at a time")
-    one, heats, start = partial(heat, racing, marks, jobs=jobs), [], time.perf_counter()
+    what = json.dumps([marks, [[*map(asdict, rates.values())] for rates in racing.values()]])
+    folder = out / "race_heats" / hashlib.sha256(what.encode()).hexdigest()[:8]
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {seed: folder / f"seed_{seed}.json" for seed in seeds}
+    missing = [seed for seed, path in paths.items() if not path.exists()]
+    count = sum(map(len, racing.values()))
+    print(f"{count} runs of {marks[-1]:g} s of training, {len(seeds)} seeds, {jobs} at a time")
+    if len(missing) < len(seeds):
+        print(f"{len(seeds) - len(missing)} of the seeds were raced before: delete {folder} if not")
+    one, start = partial(stored_heat, racing, marks, folder, jobs), time.perf_counter()
     try:
-        results = map(one, range(seeds)) if jobs == 1 else in_processes(jobs, one, range(seeds))
-        for result in results:
-            heats.append(result)
+        if jobs == 1:
+            through = map(one, missing)
+        else:  # new processes, not forks of this one, whose threads they would share
+            pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), start_process)
+            futures = [pool.submit(one, seed) for seed in missing]
+            through = (future.result() for future in as_completed(futures))
+        for seed in through:
             minutes = (time.perf_counter() - start) / 60
-            print(f"seed {len(heats) - 1} is through, after {minutes:.1f} min", flush=True)
+            print(f"seed {seed} is through, after {minutes:.1f} min", flush=True)
     except KeyboardInterrupt:
-        if not heats:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        count = sum(path.exists() for path in paths.values())
+        if not count:
             raise
-        print(f"\nstopped; what follows is of the {len(heats)} of {seeds} seeds that are through")
-    arms = {
-        name: Arm({lr: [through[name, lr] for through in heats] for lr in rates})
-        for name, rates in settings.items()
-    }
-    warn_of_load(arms)
-    return arms
+        of = f"of {count} of {len(seeds)} seeds"
+        print(f"\nstopped: what follows is {of}; the same command goes on with the others")
+    heats = [json.loads(path.read_text()) for path in paths.values() if path.exists()]
+    arms = {}
+    for arm, rates in racing.items():
+        runs = [Arm.from_json(heat["runs"][arm]).runs for heat in heats]
+        arms[arm] = Arm({lr: [one[lr][0] for one in runs] for lr in rates})
+    loads = [heat["other_work"] for heat in heats if heat["other_work"] is not None]
+    return arms, max(loads, default=None)
 
 
-def at_rates(config: Config, rates: Sequence[float]) -> dict[float, Config]:
-    """These settings with each of these learning rates."""
-    return {lr: replace(config, lr=lr) for lr in rates}
+def start_process() -> None:
+    """No progress bars of models, one thread, and Ctrl-C is for the first process to deal with."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)

@@ -1,74 +1,64 @@
-"""How the benches measure and report: in turn, repeated, with the spread, beside the machine.
+"""How the benches measure and report: in turn, repeated, with the spread, on a quiet machine.
 
     times = interleaved({"a": f, "b": g}, rounds=7)         # seconds a call, measured in turn
     ratio(times, "a", "b")                                  # [median, lower, upper quartile]
-    for result in in_processes(2, function, items): ...     # in new processes, two at a time
     print(table("title", rows))
 
 A number from one machine on one day says little, a ratio says more, and a ratio of two things timed
 in turn in the same process says most: whatever slows the machine down then hits both.
 """
 
+import argparse
 import json
-import math
+import multiprocessing
 import os
 import platform
 import re
-import resource
-import signal
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import active_children, get_context
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 import transformers
 from tqdm import tqdm
 
+from support import presets, settings
+from support.errors import InputError
 from support.files import write_atomically
 
+QUIET = 0.5  # cores that other processes may keep busy while something is measured
 
-def interleaved(
-    functions: dict[str, Callable[[], object]], rounds: int, least: float = 0.002
-) -> dict[str, list[float]]:
-    """Seconds a call of each function, measured in turn, `rounds` times.
 
-    A first call of each warms up caches and finds how many calls make `least` seconds, so that the
-    clock's own cost does not show. Round i of every function belongs together: see `ratio`.
+def train_settings(arguments: argparse.Namespace, *first: str) -> settings.Config:
+    """Settings by the flags of train.py after `--`, which count more than the `first` ones."""
+    threads = ("--threads", str(arguments.threads))
+    config, command = presets.parse([*threads, *first, *arguments.train_flags])
+    for name in ("out", "resume", "eval_only", "dry_run"):
+        if getattr(command, name, None):
+            raise InputError(f"{settings.flag(name)} after --: bench.py trains as it needs to")
+    return config
+
+
+# ---- time ----------------------------------------------------------------------------------------
+
+
+def interleaved(functions: dict[str, Callable], rounds: int) -> dict[str, list[float]]:
+    """Seconds of a call of each function, measured in turn `rounds` times; GPUs' work included.
+
+    Round i of every function belongs together: see `ratio`.
     """
-    calls = {}
-    for name, function in functions.items():
-        seconds = min(seconds_of(function, 1), seconds_of(function, 1))
-        calls[name] = max(1, math.ceil(least / max(seconds, 1e-9)))
     times = {name: [] for name in functions}
-    for _ in tqdm(range(rounds), unit="round", leave=False, disable=None):
+    for i in tqdm(range(rounds + 1), unit="round", leave=False, disable=None):
         for name, function in functions.items():
-            times[name].append(seconds_of(function, calls[name]))
+            start = time.perf_counter()
+            function()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if i > 0:  # the first call warms up
+                times[name].append(time.perf_counter() - start)
+        OTHERS.look()
     return times
-
-
-def seconds_of(function: Callable[[], object], calls: int) -> float:
-    """Seconds a call, a GPU's work included."""
-    start = time.perf_counter()
-    for _ in range(calls):
-        function()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / calls
-
-
-def peak_bytes() -> int:
-    """The most memory ever held: by torch's allocator on a GPU, else by this process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    status = Path("/proc/self/status")
-    if status.exists():  # Linux's getrusage would count what the parent process held, too
-        return 1024 * int(re.search(r"VmHWM:\s*(\d+)", status.read_text()).group(1))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak  # bytes on macOS, else KiB
 
 
 def ratio(times: dict[str, list[float]], numerator: str, denominator: str) -> list[float]:
@@ -77,50 +67,64 @@ def ratio(times: dict[str, list[float]], numerator: str, denominator: str) -> li
     Each round gives one ratio of neighbours in time, so slow minutes of the machine cancel.
     """
     ratios = [a / b for a, b in zip(times[numerator], times[denominator], strict=True)]
-    low, median, high = quartiles(ratios)
+    if len(ratios) == 1:
+        return 3 * ratios
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return [median, low, high]
 
 
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Lower quartile, median, upper quartile."""
-    if len(values) == 1:
-        return values[0], values[0], values[0]
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, median, high
+class OtherWork:
+    """How many cores other processes keep busy, between one look and the next.
 
-
-# ---- processes -----------------------------------------------------------------------------------
-
-
-def in_processes(count: int, function: Callable, items: Sequence) -> Iterator:
-    """`function` of each item, in order, computed by `count` new processes at a time.
-
-    They have imported what it needs and done nothing yet.
+    Attributes:
+        largest: the most so far; None before the second look, and where the system is not Linux.
     """
-    # Its server imports once; a fork of *this* process would share its past.
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "train"])
-    with ProcessPoolExecutor(count, context, initializer=start_process) as pool:
-        # Not pool.map: it cancels what has not begun, of which a pool that was ended complains.
-        futures = [pool.submit(function, item) for item in items]
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Forget what was seen so far."""
+        self.largest, self.then, self.busy = None, time.monotonic(), busy_seconds()
+
+    def look(self) -> None:
+        """Count what others did since the last look, if that is a second ago: a tick is 10 ms."""
+        now = time.monotonic()
+        if self.busy is None or now - self.then < 1.0:
+            return
+        busy = busy_seconds()
+        cores = max(0.0, (busy - self.busy) / (now - self.then))
+        self.largest = max(self.largest or 0.0, round(cores, 3))
+        self.then, self.busy = now, busy
+
+
+def busy_seconds(proc: Path = Path("/proc")) -> float | None:
+    """CPU seconds so far of all processes except the bench's own; None if that is not known.
+
+    Its own are the first process and all that it started. Time that a hypervisor takes for other
+    guests counts as other work: it slows the bench just as much.
+    """
+    if not (proc / "stat").exists():
+        return None
+    user, nice, system, _idle, _waiting, *rest = (proc / "stat").read_text().split()[1:9]
+    parents, ticks = {}, {}
+    for path in proc.glob("[0-9]*/stat"):
         try:
-            for future in futures:
-                yield future.result()
-        except BaseException:
-            # Ctrl-C, here or where the results are used: do not wait for the rest.
-            for process in active_children():
-                process.terminate()
-            raise
+            # The name, in brackets, may hold blanks. Fields: state, parent, ...
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        process = int(path.parent.name)
+        parents[process], ticks[process] = int(fields[1]), sum(map(int, fields[11:15]))
+    first = multiprocessing.parent_process()
+    own = {first.pid if first else os.getpid()}
+    while more := {child for child, parent in parents.items() if parent in own} - own:
+        own |= more
+    busy = sum(map(int, (user, nice, system, *rest))) - sum(ticks.get(one, 0) for one in own)
+    return busy / os.sysconf("SC_CLK_TCK")
 
 
-def start_process() -> None:
-    """No progress bars of models, and one thread, which is what train.py chooses for its small one.
-
-    Ctrl-C reaches this process too, but it is the first one that ends the others.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    transformers.logging.disable_progress_bar()
-    torch.set_num_threads(1)
+OTHERS = OtherWork()  # one for each process
 
 
 # ---- reporting -----------------------------------------------------------------------------------
@@ -148,35 +152,24 @@ def shown(value: object) -> str:
 
 
 def write(folder: Path, name: str, command: str, result: dict) -> Path:
-    """`FOLDER/NAME.json`: the result with its command and machine."""
+    """`FOLDER/NAME.json`: the result with its command, the machine, and other work there."""
     path = folder / f"{name}.json"
-    head = {"bench": name, "command": command, "machine": machine()}
+    head = {"bench": name, "command": command, "machine": machine(), "other_work": OTHERS.largest}
     write_atomically(path, json.dumps(head | result) + "\n")
     return path
 
 
 def machine() -> dict[str, object]:
     """What the numbers were measured on."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        found = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text())
-        name = found.group(1) if found else name
+    name, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
+    if cpuinfo.exists() and (found := re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text())):
+        name = found.group(1)
     return {
         "cpu": name,
         "cores": os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "load": os.getloadavg()[0],  # runnable processes: above `cores`, others were working too
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d %H:%M"),
     }
-
-
-def new_figure(columns: int, height: float = 4.2):
-    """A figure with a row of axes; without pyplot, so there is no window and no global state."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.2 * columns, height), layout="constrained")
-    return figure, figure.subplots(1, columns, squeeze=False)[0]

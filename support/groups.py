@@ -15,7 +15,7 @@ That is about 1.6 kB for n = 64 and m = 16, 6 kB for n = 256 and m = 64, and the
 
 A row of rollouts.jsonl is one rollout with its text: step, group, index (in the group), prompt,
 answer, completion, finished, the parts with `total`, kept. A group has up to four: best and worst
-kept, best and worst left out; of equals the first is best. Numbers are rounded to 4 digits.
+kept, best and worst left out; of equals the first is best. groups.jsonl's numbers have 4 digits.
 """
 
 import math
@@ -60,8 +60,9 @@ def logged(
         groups.append(row)
         for i in telling(rewards, kept):
             row = head | {"index": i} | asked | {"completion": rollouts.texts[p][i]}
-            row |= {"finished": bool(finished[p][i])} | {name: of[i] for name, of in own.items()}
-            texts.append(row | {"total": rewards[i], "kept": i in kept})
+            row |= {"finished": bool(finished[p][i])}
+            row |= {name: values[p * n + i] for name, values in parts.items()}
+            texts.append(row | {"kept": i in kept})
     shares = processes.gather((groups, texts))
     groups, texts = ([row for share in shares for row in share[kind]] for kind in (0, 1))
     # Decided by the step and its texts alone, so that a resumed run decides as the first one did.

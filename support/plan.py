@@ -150,9 +150,7 @@ def plan(config: Config, machine: Machine) -> dict[str, int]:
         layer = sum(weight.nbytes for weight in layers[0].parameters())
         # In the dtype of computation: all but the layers, until the backward pass ends; the layer
         # that is computed, the next, and a buffer. In float32: one layer's gradients on their way.
-        gathered = (whole - len(layers) * layer + 3 * layer) // (
-            4 // getattr(torch, config.dtype).itemsize
-        )
+        gathered = (whole + (3 - len(layers)) * layer) // 4 * getattr(torch, config.dtype).itemsize
         update["gathered from other processes"] = gathered + layer
     if config.beta > 0 and not config.lora_rank:  # with an adapter it is the model without it
         always["KL's reference"] = whole

@@ -1,49 +1,106 @@
-"""How the benches measure: in turn, in rounds, in processes that have done nothing yet."""
+"""How the benches measure: in turn, in rounds, and knowing what else the machine does."""
 
 import json
-import math
-import os
+from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 
-from benches.measure import in_processes, interleaved, quartiles, ratio, table, write
+from benches import measure
+from benches.measure import QUIET, OtherWork, busy_seconds, interleaved, ratio, table, write
 
 
-def test_functions_are_called_in_turn_and_short_ones_more_often():
+def test_functions_are_called_in_turn_and_the_first_round_warms_up():
     called = []
-    times = interleaved(
-        {"a": lambda: called.append("a"), "b": lambda: called.append("b")}, rounds=3, least=0.0
-    )
+    functions = {name: lambda name=name: called.append(name) for name in "ab"}
+    times = interleaved(functions, rounds=3)
     assert {name: len(seconds) for name, seconds in times.items()} == {"a": 3, "b": 3}
-    assert called == [*"aabb", *"ab" * 3]  # two calls of each to warm up, then the rounds
-    assert min(min(seconds) for seconds in times.values()) > 0
-    called.clear()
-    interleaved({"a": lambda: called.append("a")}, rounds=1, least=0.001)
-    assert len(called) > 20
+    assert called == [*"ab" * 4]
 
 
 def test_a_ratio_is_taken_round_by_round():
     times = {"a": [2.0, 20.0, 3.0], "b": [1.0, 10.0, 1.0]}  # the second round was slow for both
     assert ratio(times, "a", "b") == [2.0, 2.0, 2.5]
+    assert ratio({"a": [4.0], "b": [2.0]}, "a", "b") == [2.0, 2.0, 2.0]
 
 
-def test_quartiles_of_one_value_are_the_value():
-    assert quartiles([4.0]) == (4.0, 4.0, 4.0)
-    assert quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)
+# ---- other work ----------------------------------------------------------------------------------
 
 
-def test_processes_work_in_order_and_are_not_this_one():
-    assert list(in_processes(2, math.sqrt, [4, 9, 16])) == [2, 3, 4]
-    (other,) = in_processes(1, eval, ["__import__('os').getpid()"])
-    assert other != os.getpid()
-    torch.set_num_threads(1)
-    assert list(in_processes(1, eval, ["__import__('torch').get_num_threads()"])) == [1]
+def made_up_system(folder: Path, busy: list[int], processes: dict[int, tuple[int, int]]) -> Path:
+    """What Linux shows in /proc: the CPU's ticks, and of each process its parent and ticks."""
+    (folder / "stat").write_text(f"cpu  {' '.join(map(str, busy))}\ncpu0 0 0 0 0\n")
+    for process, (parent, ticks) in processes.items():
+        (folder / str(process)).mkdir()
+        fields = ["S", parent, *[0] * 9, ticks, 0, 0, 0, 0]
+        text = f"{process} (a name) with 9 blanks) {' '.join(map(str, fields))}"
+        (folder / str(process) / "stat").write_text(text)
+    return folder
 
 
-def test_an_error_in_a_process_comes_back():
-    with pytest.raises(ValueError, match="math domain"):
-        list(in_processes(2, math.sqrt, [-1, 4, 9]))
+def test_the_bench_and_all_it_started_are_no_other_work(tmp_path, monkeypatch):
+    processes = {1: (0, 500), 10: (1, 100), 11: (10, 200), 12: (11, 50), 13: (1, 7)}
+    # user, nice, system, idle, iowait, irq, softirq, steal; guests' time is in user already
+    system = made_up_system(tmp_path, [1000, 100, 50, 99999, 999, 3, 2, 5, 77, 77], processes)
+    monkeypatch.setattr("os.getpid", lambda: 10)
+    ticks = measure.os.sysconf("SC_CLK_TCK")
+    assert busy_seconds(system) == (1160 - 100 - 200 - 50) / ticks
+    assert busy_seconds(tmp_path / "elsewhere") is None
+
+
+def test_the_largest_load_between_two_looks_is_kept(monkeypatch):
+    clock = {"now": 0.0, "busy": 0.0}
+    monkeypatch.setattr(measure.time, "monotonic", lambda: clock["now"])
+    monkeypatch.setattr(measure, "busy_seconds", lambda: clock["busy"])
+    other, seen = OtherWork(), []
+    for now, busy in ((0.5, 0.5), (2.0, 1.0), (4.0, 4.0), (14.0, 5.0)):
+        clock.update(now=now, busy=busy)
+        other.look()
+        seen.append(other.largest)
+    assert seen == [None, 0.5, 1.5, 1.5]  # half a second is too short to tell
+    other.start()
+    assert other.largest is None
+
+
+def test_a_system_that_does_not_tell_has_no_number(monkeypatch):
+    monkeypatch.setattr(measure, "busy_seconds", lambda: None)
+    other = OtherWork()
+    other.then -= 10
+    other.look()
+    assert other.largest is None
+
+
+# Measured before other work was recorded. To be measured anew, and this list to be emptied.
+BEFORE_THIS_WAS_RECORDED = {
+    "peers.json",
+    "peers_smollm2.json",
+    "race.json",
+    "race_m.json",
+    "race_n.json",
+    "race_rare.json",
+    "race_rivals.json",
+    "sampler.json",
+    "sampler_smollm2.json",
+    "signal.json",
+    "signal_smollm2.json",
+    "update.json",
+    "update_smollm2.json",
+}
+
+
+def test_stored_results_were_measured_on_a_quiet_machine():
+    loads = {}
+    for path in (ROOT / "notebooks" / "results").glob("*.json"):
+        result = json.loads(path.read_text())
+        if "machine" in result:  # not what others measured
+            loads[path.name] = result.get("other_work")
+    unknown = {name for name, load in loads.items() if load is None}
+    assert unknown == BEFORE_THIS_WAS_RECORDED
+    assert not {name: load for name, load in loads.items() if load is not None and load > QUIET}
+
+
+# ---- reporting -----------------------------------------------------------------------------------
 
 
 def test_tables_show_numbers_and_spreads():
@@ -53,9 +110,12 @@ def test_tables_show_numbers_and_spreads():
     assert table("", [{"a": [None, 0.0, 0.0], "b": 12345.6}]).split() == [*"ab", "never", "12,346"]
 
 
-def test_what_is_written_says_how_and_where_it_was_made(tmp_path):
-    path = write(tmp_path, "part", "python bench.py part", {"rows": [1, 2]})
+@pytest.mark.parametrize("own", [{}, {"other_work": 0.25}])
+def test_what_is_written_says_how_and_where_it_was_made(own, tmp_path, monkeypatch):
+    monkeypatch.setattr(measure.OTHERS, "largest", 0.125)
+    path = write(tmp_path, "part", "python bench.py part", {"rows": [1, 2]} | own)
     result = json.loads(path.read_text())
     assert path == tmp_path / "part.json" and list(tmp_path.iterdir()) == [path]
     assert (result["bench"], result["command"]) == ("part", "python bench.py part")
     assert result["rows"] == [1, 2] and result["machine"]["torch"] == torch.__version__
+    assert result["other_work"] == own.get("other_work", 0.125)  # a race's heats know better

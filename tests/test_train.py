@@ -86,12 +86,12 @@ def with_rewards(values):
 def test_logged_reward_is_of_all_rollouts_not_of_the_kept(monkeypatch):
     """Rewards 0 0 0 0 0 0 0 1, m = 4: the policy's mean is 1/8, the batch's 1/4."""
     monkeypatch.setattr(support.run, "score", with_rewards([0, 0, 0, 0, 0, 0, 0, 1]))
-    row, shown = train.train_step(Run(small()), 1)
+    row, logs = train.train_step(Run(small()), 1)
     assert (row["reward"], row["reward_kept"], row["accuracy"]) == (0.125, 0.25, 0.125)
     assert row["reward_std"] == pytest.approx(math.sqrt(7 / 64 * 8 / 7))
     assert row["pass_rates"] == [0.125, 0.125]  # of each prompt
     assert (row["groups"], row["groups_without_signal"]) == (2, 0)
-    assert [example["total"] for example in shown if example["kept"]] == [0.0, 1.0]
+    assert [group["kept"] for group in logs["groups"]] == [[0, 1, 2, 7]] * 2
 
 
 def test_groups_without_signal_are_counted_and_the_run_goes_on(tmp_path, monkeypatch):

@@ -1,22 +1,29 @@
-"""Signal and noise by the formula, against every group that there can be, one by one."""
+"""Signal and noise: the formula against every group that there can be, and what is measured."""
 
 import itertools
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from conftest import TASK, small, write_sums
 
-from benches.allocation import (
+import bench
+from benches.signal import (
     COMPARED,
     Moments,
-    best_share,
+    draw_pool,
     formula,
     group_gradients,
     kept_right,
     measured,
     moments,
+    take_sketch,
 )
+from grpo import LOSS_TYPES, group_advantages, grpo_loss, loss_normalizer
 from pods import down_sample
+from support.run import Run
 
 # A made-up pool: gradients of two right and three wrong rollouts.
 GRADIENTS = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -113,22 +120,75 @@ def test_the_mean_of_few_groups_is_not_taken_for_signal():
     assert sum(signals) / 1000 == pytest.approx(0.0, abs=0.02)
 
 
-@pytest.mark.parametrize(("v1", "v0"), [(1.0, 1.0), (0.1, 1.0), (3.0, 0.5)])
-def test_neymans_share_is_the_best_one(v1, v0):
-    def ratio(s: float) -> float:
-        return s * (1 - s) / ((1 - s) * v1 + s * v0)
-
-    best = max((i / 10_000 for i in range(1, 10_000)), key=ratio)
-    assert best_share(v1, v0) == pytest.approx(best, abs=1e-4)
-    assert ratio(best_share(v1, v0)) == pytest.approx(1 / (v1**0.5 + v0**0.5) ** 2)
-
-
 def test_equal_spreads_make_the_ratio_that_of_m_times_the_kept_variance():
     about = Moments(p=0.5, gap=2.0, v1=3.0, v0=3.0)
     certain = formula(about, "max_variance", 200, 16)  # 8 of each, nearly always
     assert certain.ratio == pytest.approx(16 * 0.25 * 2.0 / 3.0)
 
 
-def test_moments_need_both_kinds():
-    with pytest.raises(ValueError, match="0 of 5 are right"):
-        moments(GRADIENTS, torch.zeros(5))
+# ---- from a run ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_rollouts_gradients_add_up_to_that_of_the_updates_loss(loss_type):
+    run = Run(small(loss_type=loss_type, temperature=1.5))
+    data, longest = run.eval_data[TASK], run.max_new_tokens
+    problem, ids = data.problems[0], data.prompt_ids[0]
+    seed = next(s for s in range(9) if draw_pool(run, problem, ids, 8, s, 61))
+    pool = draw_pool(run, problem, ids, 8, seed, 61)
+
+    # All of the group in one pass, as train.py does it.
+    rollouts = run.sampler.generate([ids], 8, longest, 1.5, seed)
+    assert rollouts.texts[0] == pool.texts and len(set(pool.texts)) > 4
+    advantages = group_advantages(torch.arange(8.0) ** 2)  # [8], no two alike
+    mask = rollouts.mask[0]
+    log_probs = run.learner.policy(*rollouts.sequences(), mask.shape[1], 1.5)
+    options = {"loss_type": loss_type, "normalizer": loss_normalizer(mask, loss_type, longest)}
+    grpo_loss(log_probs, log_probs.detach(), advantages, mask, **options).backward()
+    whole = take_sketch(run.model.parameters(), 61)
+    parts = -(advantages @ pool.gradients) / 8
+    assert (parts - whole).norm() < 1e-4 * whole.norm()
+
+
+def test_a_sketch_is_linear_and_keeps_inner_products_on_average():
+    draw = torch.Generator().manual_seed(0)
+    weights = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((30, 20), (7,), (40,))]
+    weights[2].requires_grad = False  # stays without a gradient
+
+    def sketched(vector: torch.Tensor, seed: int) -> torch.Tensor:
+        weights[0].grad, weights[1].grad = vector[:600].view(30, 20).clone(), vector[600:].clone()
+        return take_sketch(weights, 31, seed)
+
+    a, b = torch.randn(2, 607, generator=draw)
+    b = a + b  # 607 in common, of about 607 and 1,214
+    products = []
+    for seed in range(200):
+        one, other = sketched(a, seed), sketched(b, seed)
+        assert torch.allclose(sketched(a + b, seed), one + other, atol=1e-3)
+        assert weights[0].grad is None
+        products.append((one @ other).item())
+    mean = sum(products) / len(products)
+    assert mean == pytest.approx((a @ b).item(), rel=0.08)  # one of them is off by 25%
+
+
+def test_measured_is_what_the_formula_says(tmp_path):
+    flags = ["--prompts", "1", "--pool", "96", "--groups", "3000", "--ages", "2", "--every", "1"]
+    flags += ["--sizes", "16x16", "32x8", "--out", str(tmp_path), "--", "--task", TASK]
+    assert bench.main(["signal", *flags]) == 0
+    pools = json.loads((tmp_path / "signal.json").read_text())["pools"]
+    assert [pool["steps"] for pool in pools] == [0, 1]
+    checked = 0
+    for case in (case for pool in pools for case in pool["cases"]):
+        if (case["formula"] or 0) > 0.8:  # below that 3,000 groups measure it badly
+            checked += 1
+            assert case["measured"] == pytest.approx(case["formula"], rel=0.1), case
+            assert case["cosine"] > 0.99, case
+    assert checked >= 6
+
+
+def test_where_nothing_is_ever_right_there_is_one_line(tmp_path, capsys):
+    task = write_sums(tmp_path / "never.jsonl", [(f"{a}+11=", "0") for a in range(10, 60)])
+    flags = ["--out", str(tmp_path), "--pool", "4", "--", "--task", task]
+    assert bench.main(["signal", *flags]) == 2
+    assert "--pool 4: none has right and wrong answers" in capsys.readouterr().err
+    assert not Path(tmp_path, "signal.json").exists()

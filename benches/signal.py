@@ -1,0 +1,284 @@
+"""How much of a group's gradient is signal? Every rule, measured, beside the formula.
+
+    python bench.py signal                               # the tiny policy, at four ages
+    python bench.py signal --pool 128 --ages 1 -- --model DIR --task sums.jsonl --max-new-tokens 48
+
+    expected = formula(moments(gradients, right), "max_variance", n=64, m=16)
+    drawn = group_gradients(gradients, rewards, rewards, "max_variance", 64, 16, 8000, generator)
+    measured(drawn).ratio                                        # about expected.ratio
+
+For rewards of 0 and 1, of which k of the m kept are 1, let s = k/m, and let g1 and v1 be mean and
+trace of the covariance of the right rollouts' gradients, g0 and v0 of the wrong ones'. Given k,
+
+    expectation of (1/m) sum A_i g_i   sqrt(s (1-s)) (g1 - g0)     the direction is that of all n
+    noise (trace of the covariance)    ((1-s) v1 + s v0) / m
+
+`notebooks/5_when_pods_pays.ipynb` derives it. A pool of rollouts of one prompt stands for the
+policy, and groups are drawn from it; a gradient is kept as a sketch of some hundred numbers.
+Left out: the KL term, the clip range, and that the loss "dapo" divides by the tokens of its update.
+
+Legend: N rollouts in the pool, D numbers of a sketch, G groups of n rollouts, m kept.
+"""
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import nn
+from torch.nn.functional import cosine_similarity, pad
+
+import train
+from benches.measure import OTHERS, table, train_settings
+from grpo import group_advantages, grpo_loss, loss_normalizer
+from pods import RULES, down_sample
+from support.errors import InputError
+from support.run import Run
+from support.tasks import Problem
+
+# CPPO's "max_advantage" goes with advantages over all n: another estimate than this file's.
+COMPARED = tuple(rule for rule in RULES if rule != "max_advantage")
+
+
+# ---- the formula ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What the formula needs to know of a prompt's rollouts."""
+
+    p: float  # the share that is right
+    gap: float  # |g1 - g0|^2
+    v1: float  # trace of the covariance of the right ones' gradients
+    v0: float  # of the wrong ones'
+
+
+@dataclass(frozen=True)
+class Signal:
+    """A group's gradient over many groups."""
+
+    signal: float  # |expectation|^2
+    noise: float  # trace of the covariance
+
+    @property
+    def ratio(self) -> float:
+        """Signal to noise; 0 for a group that never has any."""
+        return self.signal / self.noise if self.noise else 0.0
+
+
+def moments(gradients: torch.Tensor, right: torch.Tensor) -> Moments:
+    """Of a pool's gradients [N, D] and which of the rollouts are right, bool [N], some of them."""
+    ones, zeros = gradients[right].double(), gradients[~right].double()
+    gap = (ones.mean(0) - zeros.mean(0)).square().sum().item()
+    v1, v0 = (kind.var(0, correction=0).sum().item() for kind in (ones, zeros))
+    return Moments(right.double().mean().item(), gap, v1, v0)
+
+
+def kept_right(rule: str, n: int, m: int, p: float) -> torch.Tensor:
+    """The probabilities [m + 1] that k = 0..m of the m kept are right, if a rollout is with p."""
+    if rule == "random":
+        return binomial(m, p)
+    rewards = (torch.arange(n + 1)[:, None] > torch.arange(n)).double()  # [n + 1, n], u = 0..n ones
+    k = rewards.gather(-1, RULES[rule](rewards, m)).sum(-1).long()  # [n + 1]: ask the rule itself
+    return torch.zeros(m + 1, dtype=torch.float64).index_add_(0, k, binomial(n, p))
+
+
+def binomial(n: int, p: float) -> torch.Tensor:
+    """The probabilities [n + 1] of 0..n successes."""
+    count = torch.arange(n + 1, dtype=torch.float64)
+    p = torch.tensor(p, dtype=torch.float64)
+    return torch.distributions.Binomial(n, p).log_prob(count).exp()
+
+
+def formula(of: Moments, rule: str, n: int, m: int) -> Signal:
+    """Signal and noise for 0/1 rewards, over the random number k of right ones among the kept.
+
+    The noise has two parts: that of the gradients, given k, and that of the length sqrt(s (1-s)).
+    """
+    chance = kept_right(rule, n, m, of.p)  # [m + 1]
+    s = torch.arange(m + 1, dtype=torch.float64) / m
+    length = (s * (1 - s)).sqrt()  # 0 for a group without signal, which then has no noise either
+    mean = (chance * length).sum()
+    within = (chance * ((1 - s) * of.v1 + s * of.v0) / m)[1:-1].sum()
+    between = (chance * (length - mean).square()).sum() * of.gap
+    return Signal((mean.square() * of.gap).item(), (within + between).item())
+
+
+# ---- measured ------------------------------------------------------------------------------------
+
+
+def group_gradients(
+    gradients: torch.Tensor,
+    rewards: torch.Tensor,
+    seen: torch.Tensor,
+    rule: str,
+    n: int,
+    m: int,
+    groups: int,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    """The gradient (1/m) sum A_i g_i of each of many groups, [G, D].
+
+    Args:
+        gradients: [N, D] of the pool's rollouts. A group's n are drawn from it with replacement, as
+            a policy's rollouts are: independent of each other.
+        rewards: [N], what the advantages are made of.
+        seen: [N], what the rule selects by: the same rewards, or a part of them.
+    """
+    N = len(gradients)
+    # The pool is shuffled anew for each of the n places and dealt from it. Places are independent,
+    # but every rollout is dealt equally often, so that one huge gradient cannot decide by luck.
+    rounds = torch.rand(n, -(-groups // N), N, generator=generator)
+    drawn = rounds.argsort(-1).flatten(1)[:, :groups].T  # [G, n]
+    kept = drawn.gather(-1, down_sample(seen[drawn], m, rule, generator))  # [G, m]
+    weights = torch.zeros(groups, N, dtype=gradients.dtype)  # [G, N]
+    weights.scatter_add_(1, kept, group_advantages(rewards[kept]).to(gradients) / m)
+    return weights @ gradients
+
+
+def measured(estimates: torch.Tensor) -> Signal:
+    """Of groups' gradients [G, D]."""
+    noise = estimates.double().var(0).sum().item()
+    # The mean of G groups has a G-th of the noise, which |mean|^2 holds too.
+    signal = estimates.double().mean(0).square().sum().item() - noise / len(estimates)
+    return Signal(signal, noise)
+
+
+def take_sketch(weights: Iterable[nn.Parameter], dimensions: int, seed: int = 0) -> torch.Tensor:
+    """A sketch [D] of the gradients of the weights, which are cleared: a count sketch.
+
+    Number i of a weight's gradient is added to number i mod D, with a sign that is always the same.
+    So the expectation of an inner product of sketches is that of the gradients.
+    """
+    total, draw = torch.zeros(dimensions), torch.Generator().manual_seed(seed)
+    for weight in weights:
+        signs = 2 * torch.randint(2, weight.shape, dtype=torch.int8, generator=draw) - 1
+        if weight.grad is not None:
+            numbers = (weight.grad * signs.to(weight.device)).flatten()
+            numbers = pad(numbers, (0, -len(numbers) % dimensions))
+            total += numbers.view(-1, dimensions).sum(0).cpu()
+            weight.grad = None
+    return total
+
+
+@dataclass
+class Pool:
+    """N rollouts of one prompt."""
+
+    gradients: torch.Tensor  # [N, D] of each one's log-probability, as the loss weighs its tokens
+    rewards: dict[str, torch.Tensor]  # [N] each: the parts and the total
+    texts: list[str]  # N
+
+
+def draw_pool(
+    run: Run, problem: Problem, prompt_ids: list[int], size: int, seed: int, dimensions: int = 509
+) -> Pool | None:
+    """`size` rollouts of a prompt, scored, and the sketch of each one's gradient.
+
+    None if all are right or all are wrong: then there is nothing to tell apart.
+
+    The update's gradient is -(1/m) sum A_i g_i over a prompt's m. Equal completions have equal
+    gradients, so each is computed once; a small policy often repeats itself. A prime number of
+    `dimensions` spreads a matrix's columns best.
+    """
+    config, longest = run.config, run.max_new_tokens
+    rollouts = run.sampler.generate([prompt_ids], size, longest, config.temperature, seed)
+    parts = run.score([problem] * size, rollouts.texts[0])
+    rewards = {name: torch.tensor(part, dtype=torch.float64) for name, part in parts.items()}
+    if len(rewards["accuracy"].unique()) < 2:
+        return None
+    mask, (ids, attention) = rollouts.mask[0], rollouts.sequences()  # [N, T], [N, L+T]
+    # The loss divides by this times m: 1, the mean length, or the most tokens there may be.
+    normalizer = loss_normalizer(mask, config.loss_type, longest) / size
+    options = {"loss_type": config.loss_type, "normalizer": normalizer}
+    known, gradients, L = {}, [], ids.shape[1] - mask.shape[1]
+    run.learner.optimizer.zero_grad()
+    for row, T in enumerate(mask.sum(-1).tolist()):
+        tokens = tuple(ids[row, L : L + T].tolist())
+        if tokens not in known:
+            one = slice(row, row + 1)
+            inputs = ids[one, : L + T], attention[one, : L + T], T, config.temperature
+            now = run.learner.policy(*inputs)  # [1, T]
+            # An advantage of -1 gives a loss whose gradient is that of the log-probability.
+            grpo_loss(now, now.detach(), -torch.ones(1), mask[one, :T], **options).backward()
+            known[tokens] = take_sketch(run.learner.weights(), dimensions)
+        gradients.append(known[tokens])
+    return Pool(torch.stack(gradients), rewards, rollouts.texts[0])
+
+
+# ---- the bench -----------------------------------------------------------------------------------
+
+
+def group_size(text: str) -> tuple[int, int]:
+    """`64x16` -> n = 64, m = 16."""
+    n, m = map(int, text.split("x"))
+    if not 2 <= m <= n:
+        raise ValueError
+    return n, m
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of this part."""
+    add, sizes = parser.add_argument, [(16, 16), (64, 64), (64, 16), (64, 4)]
+    add("--prompts", type=int, default=6, help="held-out, with right and wrong answers at first")
+    add("--pool", type=int, default=1024, help="N, rollouts of each that stand for the policy")
+    add("--groups", type=int, default=16_000, help="drawn from the pool for each number")
+    add("--sizes", type=group_size, nargs="+", default=sizes, help="n x m, such as 64x16")
+    add("--ages", type=int, default=4, help="how often to measure while training, from the start")
+    add("--every", type=int, default=10, help="training steps in between")
+
+
+def signal(arguments: argparse.Namespace) -> dict:
+    """Signal to noise of a group's gradient for each rule, n and m, beside the formula.
+
+    First for advantages of accuracy alone, where the formula holds. Then for those of the total
+    reward, selected by the total and by accuracy: the cosine is that between the expected gradient
+    and accuracy's, of all n.
+    """
+    run = Run(train_settings(arguments))
+    data = next(iter(run.eval_data.values()))
+    chosen, pools, step = [], [], 0
+    for age in range(0, arguments.ages * arguments.every, arguments.every):
+        while step < age:
+            step += 1
+            train.train_step(run, step)
+        found = []
+        for i in range(len(data.problems)) if age == 0 else chosen:
+            seed = run.seed(f"pool {i}", age)
+            pool = draw_pool(run, data.problems[i], data.prompt_ids[i], arguments.pool, seed)
+            OTHERS.look()
+            if pool is None:
+                continue
+            found.append(i)
+            row = {"steps": age, "prompt": data.problems[i].prompt}
+            pools.append(row | compare(pool, arguments.sizes, arguments.groups))
+            print(table(f"after {age} steps, {row['prompt']}", pools[-1]["cases"]))
+            if len(found) == arguments.prompts:
+                break
+        chosen = chosen or found
+    if not pools:
+        raise InputError(f"--pool {arguments.pool}: none has right and wrong answers, raise it")
+    return {"config": asdict(run.config), "pools": pools}
+
+
+def compare(pool: Pool, sizes: Iterable[tuple[int, int]], groups: int) -> dict:
+    """The pool's moments and, for each of `cases`, signal to noise measured and by the formula."""
+    right, cases = pool.rewards["accuracy"] > 0.5, []
+    about = moments(pool.gradients, right)
+    goal = pool.gradients[right].mean(0) - pool.gradients[~right].mean(0)  # [D]
+    kinds = [(rule, "accuracy", "accuracy") for rule in COMPARED]
+    kinds += [("random", "total", "total")]
+    kinds += [("max_variance", "total", selection) for selection in ("total", "accuracy")]
+    for n, m in sizes:
+        # If nothing is left out all rules are one.
+        for rule, advantages, selection in kinds if m < n else [("random", "accuracy", "accuracy")]:
+            draw = torch.Generator().manual_seed(n * m)
+            rewards, seen = pool.rewards[advantages], pool.rewards[selection]
+            estimates = group_gradients(pool.gradients, rewards, seen, rule, n, m, groups, draw)
+            case = {"rule": rule, "n": n, "m": m, "advantages": advantages, "selection": selection}
+            case |= {"measured": measured(estimates).ratio, "formula": None}
+            case["cosine"] = cosine_similarity(estimates.mean(0), goal, 0).item()
+            if advantages == "accuracy":
+                case["formula"] = formula(about, rule, n, m).ratio
+            cases.append(case)
+    return asdict(about) | {"right": about.p, "cases": cases}

@@ -1,0 +1,83 @@
+"""What the notebooks share: computed sentences and tables, exercises, stored races.
+
+A notebook holds what is learned from; what would only be scrolled past is here. Needs IPython. All
+are run and stored anew by `jupyter execute --inplace notebooks/*.ipynb`.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+import transformers
+from IPython.display import Markdown, display
+
+from benches.standings import Arm
+
+SHORT = bool(os.environ.get("CI"))  # a test wants to know whether it runs, not what comes out
+
+
+def prepare(dpi: int = 80) -> None:
+    """One thread (the fastest for a small policy), no progress bars, the look of the figures."""
+    torch.set_num_threads(1)
+    transformers.logging.disable_progress_bar()
+    plt.rcParams.update({"figure.dpi": dpi, "axes.grid": True, "grid.alpha": 0.3, "font.size": 10})
+
+
+def at_most(number: int, short: int) -> int:
+    """`number`, or `short` where CI is set."""
+    return short if SHORT else number
+
+
+def say(text: str) -> None:
+    """Show a sentence or a table whose numbers were computed."""
+    display(Markdown(text))
+
+
+def as_table(rows: Sequence[dict]) -> str:
+    """Rows of equal keys as a table."""
+    lines = [map(str, rows[0]), ["---"] * len(rows[0]), *(map(str, row.values()) for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def attempt(answer: Callable, check: Callable[[Callable], object]) -> None:
+    """Say how far an exercise is: "to do" if the function returns nothing, "right" if it is.
+
+    Raises:
+        AssertionError: of `check(answer)`, if the answer is wrong.
+    """
+
+    results = []
+
+    def tried(*arguments):
+        results.append(answer(*arguments))
+        return results[-1]
+
+    try:
+        check(tried)
+    except Exception:
+        if results[-1] is not None:
+            raise
+        say(f"To do: `{answer.__name__}` returns nothing yet.")
+    else:
+        say(f"Right: `{answer.__name__}` went through all checks.")
+
+
+def load(path: Path) -> dict:
+    """A race that bench.py wrote; its `runs` are an `Arm` each, `spacing` the grid's in seconds."""
+    race = json.loads(path.read_text())
+    race["runs"] = {arm: Arm.from_json(rates) for arm, rates in race["runs"].items()}
+    marks = next(iter(race["runs"].values())).best[0].curve["time"]
+    return race | {"spacing": race["seconds"] / (len(marks) - 1) / 4}
+
+
+def how_it_was_made(result: dict) -> str:
+    """The command and the machine, as a sentence."""
+    machine, other = result["machine"], result.get("other_work")
+    load = "other work not recorded" if other is None else f"other work: {other:.1f} cores at most"
+    return (
+        f"`{result['command']}` on {machine['cpu']}, {machine['cores']} cores ({load}), "
+        f"torch {machine['torch']}, {machine['date']}."
+    )
