@@ -11,14 +11,11 @@ The idea: read one answer out of the text, then ask whether it equals the refere
   wrong <answer> is wrong whatever else the text contains. Thoughts are never read. A reference is
   read by the same rule, so \boxed{5} and "The answer is 5." are the reference 5.
 * `grading/equality.py` says when two answers are equal, with a table of what a mathematician has to
-  decide. Numbers are compared exactly and formulas by their values at random points.
+  decide. A verdict depends on the two texts alone, and is the same in any thread on any machine.
 
-Model output is hostile (`9^{9^{9^9}}`, a megabyte of brackets): texts are cut to a length, each
-rule reads them once, nothing is computed that is too large, and nothing is run as code. A verdict
-depends on the answer and its reference alone; it is the same in any thread and on any machine.
-
-Left out: partial credit, rewards for length, several readings of one answer. They pay for something
-other than being right.
+Model output is hostile (`9^{9^{9^9}}`, a megabyte of brackets): texts are cut to a length, nothing
+is computed that is too large, and nothing is run as code. Left out: partial credit, rewards for
+length, several readings of one answer. They pay for something other than being right.
 """
 
 import re
@@ -242,10 +239,14 @@ def _numbers(line: str) -> Iterator[str]:
 # ---- Scores.
 
 
-@lru_cache(maxsize=50_000)
-def _is_right(answer: str, reference: str) -> bool:
-    gold = _reference(reference)
-    return bool(gold) and equal(answer, gold)
+def is_gradable(reference: str) -> bool:
+    """Whether a reference can be compared with: neither blank, nor cut, nor unfinished."""
+    return gradable(_reference(reference))
+
+
+def are_gradable(references: Sequence[str]) -> list[bool]:
+    """The same for many. It depends on the texts alone, so a data set is the same in every run."""
+    return list(map(is_gradable, references))
 
 
 def _reference(text: str) -> str:
@@ -253,17 +254,9 @@ def _reference(text: str) -> str:
     return _read(plain(text[-READ_CHARACTERS:]), is_answer=True) or ""
 
 
-def are_gradable(answers: Sequence[str]) -> list[bool]:
-    """Which references can be compared with: neither blank, nor cut, nor unfinished.
-
-    Decided from the text alone, so a data set is the same in every process and every run.
-    """
-    return [is_gradable(answer) for answer in answers]
-
-
-def is_gradable(answer: str) -> bool:
-    """Whether a reference can be compared with."""
-    return gradable(_reference(answer))
+@lru_cache(maxsize=50_000)
+def _is_right(answer: str, reference: str) -> bool:
+    return equal(answer, _reference(reference))
 
 
 def accuracy(completion: str, answer: str, opens_think: bool = False) -> float:

@@ -141,8 +141,16 @@ def check_request(
 
 
 def max_positions(model: nn.Module) -> int | None:
-    """How many tokens a sequence of this model may have; None if it does not say."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    """How many tokens a sequence of this model may have; None if it does not say.
+
+    With longrope, a pass beyond the original context turns all positions otherwise, and keys that
+    were cached before would not fit those after. So the original context is the limit.
+    """
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        return rope["original_max_position_embeddings"]
+    return getattr(config, "max_position_embeddings", None)
 
 
 # ---- plain PyTorch -------------------------------------------------------------------------------

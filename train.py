@@ -48,7 +48,6 @@ from support.evaluation import evaluate, held_out, not_finite, report, save_comp
 from support.files import new_folder, shell, write_atomically
 from support.groups import logged
 from support.learner import Learner, MicroBatch
-from support.plan import dry_run
 from support.presets import machine_for, parse
 from support.processes import RANK, Largest, combined
 from support.rehearsal import Rehearsal
@@ -300,6 +299,8 @@ def main(argv: list[str] | None = None) -> int:
         differing = as_flags(config) or "  none, these are the defaults"
         print(f"settings that differ from the defaults:\n{differing}")
         if command.dry_run:
+            from support.plan import dry_run
+
             print(dry_run(config, machine_for(command.preset)))
         else:
             train(config, command.out, command.resume)

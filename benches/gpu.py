@@ -19,8 +19,7 @@ import train
 from benches.measure import table, train_settings
 from benches.update import full_rollouts
 from support.errors import InputError
-from support.memory import architecture, longest
-from support.plan import Plan, plan
+from support.plan import IN_GENERATION, IN_UPDATE, architecture, longest, plan
 from support.presets import this_machine
 from support.run import PHASES, Run
 from support.settings import Config
@@ -124,7 +123,7 @@ def phases(rows: Sequence[dict]) -> list[dict]:
     return result
 
 
-def memory_rows(run: Run, planned: Plan) -> list[dict]:
+def memory_rows(run: Run, planned: dict[str, int]) -> list[dict]:
     """GB as planned and as measured, in generation, of a micro-batch, and in the update.
 
     The update is train.py's, twice and without a step away from the weights, on rollouts of random
@@ -146,14 +145,11 @@ def memory_rows(run: Run, planned: Plan) -> list[dict]:
     taken, updating = peak_bytes() - there, used_bytes()
     run.sampler.sync(run.model)
     batch = min(config.micro_batch, config.prompts_per_step * config.m)
-    found = {
-        "in generation": (planned.generating()[0], generating),
-        f"micro-batch of {batch} sequences": (planned.allocated(batch), taken),
-        "in the update": (planned.updating(batch)[0], updating),
-    }
+    measured = {IN_GENERATION: generating, IN_UPDATE: updating}
+    measured[f"micro-batch of {batch} sequences"] = taken
     return [
-        {"what": what, "planned GB": bytes_[0] / 1e9, "measured GB": bytes_[1] / 1e9}
-        for what, bytes_ in found.items()
+        {"what": what, "planned GB": planned[what] / 1e9, "measured GB": size / 1e9}
+        for what, size in measured.items()
     ]
 
 

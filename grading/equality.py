@@ -25,9 +25,9 @@ What counts as equal, where a mathematician has to decide:
                chain x=2+3=5 the last counts, and what follows \approx only where nothing is exact
     lists      1,2 is 2,1 and \{2,1\} and 1,2,2; (1,2) is ordered: it is 1,2, but not \{1,2\},
                [1,2], (2,1) or (1,2,2); \pm 1 is 1,-1, and (\pm 1,0) is two pairs
-    sets       (2,\infty) is x>2; x<1 or x>2 is a union; the kind of bracket matters. Sets of real
-               numbers are equal if the same numbers are in them, so \mathbb{R}\setminus\{1\} is
-               x\ne 1; others item by item, and \{x : x>2\} only if it is spelled alike
+    sets       (2,\infty) is x>2; x<1 or x>2 is a union; the kind of bracket matters; x\ne 1 is
+               \mathbb{R}\setminus\{1\} and (-\infty,1)\cup(1,\infty). Unions equal part by part:
+               (0,1]\cup(1,2) is not (0,2), and \{x : x>2\} is only what is spelled like it
     words      letter by letter but for case: stop is not pots, and 7 is not seven
     molecules  NaCl is not ClNa, and H_2O is H2O
     choices    B is matched by B, (B), [B], B) text, B: text, Option B, B is right, and by a lone b;
@@ -35,9 +35,10 @@ What counts as equal, where a mathematician has to decide:
 """
 
 import re
+from fractions import Fraction
 
 from grading import formulas
-from grading.lists import as_intervals, is_name, same_set, split, split_list
+from grading.lists import as_intervals, is_name, split, split_list
 from grading.quantities import BASED, number, split_unit
 from grading.spelling import normalise
 
@@ -65,11 +66,22 @@ def equal(answer: str, gold: str, depth: int = 0) -> bool:
     answer, gold = _without_names(answer, gold)
     if (verdict := _by_list(answer, gold, depth)) is not None:
         return verdict
-    for rule in (_by_number, _by_words):
-        if (verdict := rule(answer, gold)) is not None:
-            return verdict
-    (answer, _), (gold, _) = split_unit(answer), split_unit(gold)
-    return _joined(answer) == _joined(gold) or formulas.same(answer, gold)
+    if based := BASED.fullmatch(gold):  # 52_8 is 52_{8}, and 52 where the question names the base
+        given = BASED.fullmatch(answer)
+        return given.groups() == based.groups() if given else answer == based[1]
+    gold_value, gold_unit = split_unit(gold)
+    gold_number = number(gold_value)
+    value, unit = split_unit(answer, letters=gold_number is not None)
+    if unit and gold_unit and unit != gold_unit:
+        return False
+    if gold_number is not None:
+        if (given := number(value)) is not None:
+            return _same_number(given, unit == "%", gold_number, gold_unit == "%")
+        if CLOSED.fullmatch(value):
+            return False
+    if _is_words(value) or _is_words(gold_value):
+        return _same_words(answer, gold)
+    return _joined(value) == _joined(gold_value) or formulas.same(value, gold_value)
 
 
 def gradable(text: str) -> bool:
@@ -104,7 +116,7 @@ OTHER = r"[\[({\"']*(?!I [a-z])(?:[A-Z]\b(?!['-])|[a-z][)\]])"  # "B and I think
 HEDGED = re.compile(  # B or C; B, C; B/C; (B) (C); but not "B, a base" nor "B) (S)-butanol"
     r"[\[({\"']*[A-Za-z][\])}\"'.]*\s*"
     rf"(?:\(?(?:or|and)\b(?=.*?(?<![\w-]){OTHER})|[/&]"
-    r"|[,;+]\s*(?:or |and )?(?![Aa] [a-z])[\[(\"']*[A-Za-z](?![\w'-])(?![)\]]-)"
+    r"|[,;+]\s*(?:or |and )?(?![AaI] [a-z])[\[(\"']*[A-Za-z](?![\w'-])(?![)\]]-)"
     r"|[\[(]?[A-Z][)\]](?!-))"
 )
 
@@ -140,7 +152,7 @@ def _without_names(answer: str, gold: str) -> tuple[str, str]:
 def _sides(text: str) -> list[str]:
     r"""x and 5 of "x=5", "x=2+3=5", "x\approx 5", "x=5\approx 5.0"; 5 alone of "2+3=4+1=5"."""
     exact, *rounded = re.split(r" ?\\approx ?", text)
-    name, *values = split(IS_IN.sub("=", exact), ("=",)) or [exact]
+    name, *values = split(IS_IN.sub("=", exact), "=") or [exact]
     if rounded and not values and is_name(name):
         values = rounded
     if len(split_list(text)[1]) != 1:
@@ -156,15 +168,11 @@ UNORDERED = [{""}, {r"\{\}"}, {r"\{\}", ""}]
 
 
 def _by_list(answer: str, gold: str, depth: int) -> bool | None:
-    """Lists item by item. Orders and repeats count inside brackets, but for those of sets."""
-    (variable, intervals), (gold_variable, gold_intervals) = (
-        as_intervals(answer),
-        as_intervals(gold),
-    )
+    """Lists item by item. Order and repeats count inside brackets, except those of sets."""
+    variable, intervals = as_intervals(answer)
+    gold_variable, gold_intervals = as_intervals(gold)
     if intervals and gold_intervals and (not variable or gold_variable in (variable, "")):
         answer, gold = intervals, gold_intervals  # but x>2 is not y>2
-    if (verdict := same_set(answer, gold)) is not None:
-        return verdict
     (kind, answers), (gold_kind, golds) = split_list(answer), split_list(gold)
     kinds = {kind, gold_kind}
     if kinds == {""} and len(answers) == len(golds) == 1:
@@ -199,35 +207,20 @@ SHORT_WORD = re.compile(r"(?![abc]+$)(?=.?[aeiou])[a-z]{2}", re.IGNORECASE)  # n
 MOLECULE = re.compile(r"(?=.*[a-z\d])(?:[A-Z][a-z]?(?:_?\{?\d+\}?)?)+")  # NaCl, H_2O
 
 
-def _by_number(answer: str, gold: str) -> bool | None:
-    """Exact numbers; a percentage is its number and its hundredth; 52_8 is 52_{8} and 52."""
-    if based := BASED.fullmatch(gold):
-        given = BASED.fullmatch(answer)
-        return given.groups() == based.groups() if given else answer == based[1]
-    gold_value, gold_unit = split_unit(gold)
-    gold_number = number(gold_value)
-    value, unit = split_unit(answer, letters=gold_number is not None)
-    if unit and gold_unit and unit != gold_unit:
-        return False
-    if gold_number is None:
-        return None
-    given = number(value)
-    if given is None:
-        return False if CLOSED.fullmatch(value) else None
-    if (unit == "%") == (gold_unit == "%"):
-        return given == gold_number
-    percent, decimal = (given, gold_number) if unit == "%" else (gold_number, given)
+def _same_number(given: Fraction, is_percent: bool, gold: Fraction, gold_percent: bool) -> bool:
+    """Exactly; a percentage is its number and its hundredth."""
+    if is_percent == gold_percent:
+        return given == gold
+    percent, decimal = (given, gold) if is_percent else (gold, given)
     return decimal in (percent, percent / 100)
 
 
-def _by_words(answer: str, gold: str) -> bool | None:
+def _same_words(answer: str, gold: str) -> bool:
     """Letter by letter: never by values, for which words are products of letters."""
-    (value, _), (gold_value, _) = split_unit(answer), split_unit(gold)
-    if not _is_words(value) and not _is_words(gold_value):
-        return None
-    if MOLECULE.fullmatch(_joined(answer)) and MOLECULE.fullmatch(_joined(gold)):
-        return re.sub("[_{}]", "", _joined(answer)) == re.sub("[_{}]", "", _joined(gold))
-    return answer.replace(" ", "").casefold() == gold.replace(" ", "").casefold()
+    answer, gold = answer.replace(" ", ""), gold.replace(" ", "")
+    if MOLECULE.fullmatch(answer) and MOLECULE.fullmatch(gold):
+        return re.sub("[_{}]", "", answer) == re.sub("[_{}]", "", gold)
+    return answer.casefold() == gold.casefold()
 
 
 def _is_words(value: str) -> bool:

@@ -5,13 +5,10 @@ r"""Formulas read and compared by their values: no algebra, no library that eval
     same("3t", "3")                      # False
 
 Two formulas are equal if they have equal values wherever both are defined. Values at three points
-in general position, to 100 digits, settle that: formulas as short as answers are that agree in 50
-digits at random points, and still differ, do not occur (Schwartz 1980 and Zippel 1979, for
-polynomials).
-
-The work is linear in the text: each token is read once for each point, each operation is one of
-mpmath's on 100 digits, and every operand is bounded before the operation. So 9^{9^{9^9}} is not
-computed, and (x+y)^{900} never expanded. No algebra that simplifies can promise that.
+in general position, to 100 digits, settle that: short formulas that agree in 50 digits at random
+points, and still differ, do not occur (Schwartz 1980 and Zippel 1979, for polynomials). The work is
+linear in the text: each token is read once for each point, and operands are bounded before each
+operation. So 9^{9^{9^9}} is not computed, and (x+y)^{900} never expanded.
 
 Two points are positive. The third is negative and counts only where both values are real: so
 \sqrt{x^2} is not x, and \ln(x^2) is 2\ln(x). Equations are equal if one is a multiple of the other,
@@ -36,16 +33,20 @@ LARGEST_FACTORIAL = 1_000
 NESTING = 40
 POINTS = 3
 
-TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|\\[a-zA-Z]+|[a-zA-Z]|\S")
+ACCENTED = (
+    r"\\(?:over[a-z]+|bar|vec|(?:wide)?(?:hat|tilde)|d?dot|mathbb|mathcal) ?(?:\{[^{}]*\}|[a-zA-Z])"
+)
+TOKEN = re.compile(
+    rf"\d+(?:\.\d+)?|\.\d+|{ACCENTED}|\\[a-zA-Z]+|[a-zA-Z]'*|_(?:\{{[^{{}}]*\}}|\w)|\S"
+)
 RELATION = re.compile(r"(?<!\\)=|[<>]|\\(?:le|ge|ne)(?![a-z])")
 MIXED = re.compile(r"(?<![\d.^_])(\d+) ?(\\frac\{\d+\}\{\d+\})")  # 2\frac{1}{3} is 7/3
 TURNED = {">": "<", r"\ge": r"\le"}
 SYMBOL = re.compile(
-    r"[a-zA-Z]|\\(?:(?:var)?epsilon|(?:var)?theta|(?:var)?phi|alpha|beta|[gG]amma|[dD]elta|zeta|eta"
-    r"|iota|kappa|[lL]ambda|mu|nu|[xX]i|rho|[sS]igma|tau|chi|[pP]si|[oO]mega|Theta|Pi|Phi|ell|hbar"
-    r"|infty|emptyset)"
+    rf"[a-zA-Z]'*|{ACCENTED}|\\(?:(?:var)?(?:epsilon|theta|phi)|alpha|beta|[gG]amma|[dD]elta|zeta"
+    r"|eta|iota|kappa|[lL]ambda|mu|nu|[xX]i|rho|[sS]igma|tau|chi|[pP]si|[oO]mega|Theta|[pP]i|Phi"
+    r"|ell|hbar|infty|emptyset)"
 )
-ACCENTS = {r"\overline", r"\bar", r"\vec", r"\hat", r"\tilde", r"\mathbb", r"\mathcal"}
 CIRCULAR = ("sin", "cos", "tan", "cot", "sec", "csc")
 FUNCTIONS = {r"\exp": "exp", r"\ln": "log", r"\log": "log10"}
 FUNCTIONS |= {rf"\{name}": name for name in (*CIRCULAR, "sinh", "cosh", "tanh")}
@@ -127,23 +128,6 @@ def close(a, b) -> bool:
     """Whether two values are equal up to rounding."""
     gap, size, ten = abs(a - b), max(abs(a), abs(b)), _mpmath().mpf(10)
     return gap <= size * ten**-TOLERANCE or size < ten**-NEGLIGIBLE
-
-
-def constant(text: str):
-    """The value of a formula that is a real number, to as many digits as must agree.
-
-    Raises:
-        Unreadable: it has no value, an imaginary one, or variables.
-    """
-    if text.lstrip("+-") == r"\infty":
-        return _mpmath().inf * (-1 if text[0] == "-" else 1)
-    sign, at_points = values(text) or ("", [None])
-    value = at_points[0]
-    if sign or None in at_points or value.imag or not all(close(value, v) for v in at_points):
-        raise Unreadable
-    with _lock:
-        rounded = _mpmath().mpf(_mpmath().nstr(value.real, TOLERANCE))
-    return rounded if abs(rounded) > _mpmath().mpf(10) ** -NEGLIGIBLE else rounded * 0
 
 
 def _multiples(pairs: list, sign: str) -> bool:
@@ -280,13 +264,13 @@ class _Reader:
             if token == r"\frac":
                 return upper / lower
             return context.binomial(*(bounded(n, LARGEST_FACTORIAL) for n in (upper, lower)))
-        if token in OF_SEVERAL and self.take("("):
+        if token in OF_SEVERAL and self.peek() in ("(", "["):
             return self.of_several(token)
         if token == r"\sqrt":
             return self.root()
         if token in FUNCTIONS:
             return self.function(token)
-        return +context.pi if token == r"\pi" else self.symbol(token)
+        return self.symbol(token)
 
     def root(self):
         (degree,) = self.group("[") if self.take("[") else (_mpmath().mpf(2),)
@@ -296,7 +280,7 @@ class _Reader:
         return raised(value, 1 / degree)
 
     def of_several(self, token: str):
-        numbers = self.group("(")
+        numbers = self.group(self.next())
         if any(number.imag or abs(number) > 10**DIGITS for number in numbers):
             raise Unreadable
         if token not in OF_INTEGERS:
@@ -308,8 +292,8 @@ class _Reader:
 
     def function(self, token: str):
         context, name, power, base = _mpmath(), FUNCTIONS[token], None, None
-        if token == r"\log" and self.take("_"):
-            base = self.argument()
+        if token == r"\log" and self.peek()[:1] == "_":
+            base = _Reader(self.next().strip("_{}"), self.index).value()
         if self.take("^"):
             power = self.signed(self.atom)
             if power == -1 and name in CIRCULAR:
@@ -324,27 +308,10 @@ class _Reader:
         return result if power is None else raised(result, power)
 
     def symbol(self, token: str):
-        """A variable with its subscript and primes, or a constant."""
-        name = token
-        if token in ACCENTS:
-            name += self.raw_argument()
-        elif not SYMBOL.fullmatch(token):
+        """A variable with its subscript, or a constant."""
+        if not SYMBOL.fullmatch(token):
             raise Unreadable
-        if self.take("_"):
-            name += "_" + self.raw_argument()
-        while self.take("'"):
-            name += "'"
-        if name == "e":
-            return +_mpmath().e
-        return _mpmath().mpc(0, 1) if name == "i" else _coordinate(name, self.index)
-
-    def raw_argument(self) -> str:
-        """The text of a group without other groups in it, or one token."""
-        text = self.next()
-        if text == "{":
-            text = ""
-            while self.peek() not in ("{", "}", ""):
-                text += self.next()
-            if not self.take("}"):
-                raise Unreadable
-        return text
+        subscript = self.next() if re.match("_.", self.peek()) else ""
+        name, context = re.sub("[{} ]", "", token + subscript), _mpmath()
+        constants = {"e": +context.e, "i": context.mpc(0, 1), r"\pi": +context.pi}
+        return constants[name] if name in constants else _coordinate(name, self.index)

@@ -23,7 +23,6 @@ PART = r"(-?[\d.]+|\(-?[\d.]+\)|\{-?[\d.]+\})"
 MIXED = re.compile(rf"([-+]?)(?:(\d+) )?{PART}/{PART}")  # 1/2, 3 1/2, (3)/(4)
 REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline\{(\d+)\}")
 BASED = re.compile(r"((?=[A-F]*\d)[\dA-F]+(?:\.[\dA-F]+)?)_\{?(\d{1,2})\}?")
-ARITHMETIC = re.compile(r"(?:[-+*/(){}\d. ]|\\times|\\cdot|\\div)+")  # work that is not done
 
 
 def number(text: str) -> Fraction | None:
@@ -76,7 +75,9 @@ SYMBOL = re.compile(rf"[JNWVAKCF]|{METRIC}")  # behind a blank these are units, 
 POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}  # in front of a unit
 _WORD = r"[^\W\d_](?:[^\W\d_]|['-])*\.?"
 UNIT_WORD = re.compile(rf"%|/?{_WORD}(?:/{_WORD})?(?:\^\{{?-?[1-3]\}}?)?")
-IN_BRACKETS_BEHIND = re.compile(rf" [(\[] ?({_WORD}(?:[ /]{_WORD})*(?:\^\d)?) ?[)\]]$")  # 5 (cm)
+IN_BRACKETS_BEHIND = re.compile(
+    rf"(?: [(\[]|(?<=\d)\((?=\w{{3}})) ?(%|{_WORD}(?:[ /]{_WORD})*(?:\^\d)?) ?[)\]]$"
+)  # 5 (cm)
 DEGREE = re.compile(r"^(?!.*\\(?:sin|cos|tan|cot|sec|csc))(.*)\^\\circ ?([CFK]?)$")
 _LONG = "|".join(word for word in UNITS if len(word) > 1 and word not in ("in", "mi", "mg"))
 _POWER = r"(?:\^\{?[23]\}?)?(?:/[A-Za-z]+)?"

@@ -17,7 +17,7 @@ import unicodedata
 
 # Text inside LaTeX, with braces inside it at most once: \mathrm{H_{2}O}.
 TEXT = re.compile(
-    r"\\(?:text[a-z]*|mbox|hbox|math(?:rm|bf|it|sf|tt|normal)|operatorname\*?|emph|boldsymbol)"
+    r"\\(?:text[a-z]*|mbox|hbox|math(?:rm|bf|it|sf|tt|normal)|operatorname\*?|emph|boldsymbol|ce)"
     r"\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"
 )
 
@@ -35,6 +35,7 @@ CHARACTERS = str.maketrans(  # what people type, as LaTeX spells it
 SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 SUBSCRIPTS = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 VULGAR_FRACTION = re.compile("[¼½¾⅐-⅞]")
+NUMBER_SET = re.compile("[\u2102\u2115\u211a\u211d\u2124]")
 GREEK = re.compile("(?<![^\\W\\d_])[\u03b1-\u03c9](?![^\\W\\d_])")  # one letter, no word
 
 
@@ -48,9 +49,10 @@ def plain(text: str) -> str:
     text = VULGAR_FRACTION.sub(
         lambda half: r"\frac{{{}}}{{{}}}".format(*compatible(half[0]).split("\u2044")), text
     )
+    text = NUMBER_SET.sub(lambda letter: rf"\mathbb{{{compatible(letter[0])}}}", text)
     text = GREEK.sub(lambda letter: rf"\{unicodedata.name(letter[0]).split()[-1].lower()} ", text)
     text = re.sub(r"√ *(\d+|(?=[a-zA-Z(\\{]))", lambda root: sqrt_of(root[1]), text)
-    return compatible(text.replace("\u211d", r"\mathbb{R}")).translate(CHARACTERS)
+    return compatible(text).translate(CHARACTERS)
 
 
 def sqrt_of(digits: str) -> str:
@@ -59,7 +61,8 @@ def sqrt_of(digits: str) -> str:
 
 
 COMMANDS = "(?:[dt]?frac|sqrt|left|right|l?g?eq?|infty|pi|text|cup|pm|cdot|times)(?![a-z])"
-FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|csc|sec|log|ln|exp|gcd|lcm|max|min"
+ABOUT = r"about|approximately|approx\.|roughly|circa|ca\."
+FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|csc|log|ln|exp|gcd|lcm"
 
 # What is searched for, what stands in its place, and an example before and after all rewrites.
 REWRITES = [
@@ -68,8 +71,8 @@ REWRITES = [
     (r",\\!\s*|\{,\}", ",", r"11,\! 111", "11111"),
     (r"\\!|\\(?:left|right|displaystyle|limits|[Bb]igg?[lrm]?)(?![a-zA-Z])", "", r"\left(1", "(1"),
     (r"(?<!\\)\\[()\[\]]", "", r"\(1,2]\)", "1,2]"),
-    (r"^ ?(?:~|(?:about|approximately|roughly)\b|\\approx) ?(?=[-+.$\\\d])", "", "~11", "11"),
-    (r"\\(?:simeq|sim)(?![a-z])", r"\\approx", r"x\sim 2", r"x\approx 2"),
+    (r"\\(?:simeq|sim|thickapprox)(?![a-z])", r"\\approx", r"x\sim 2", r"x\approx 2"),
+    (rf"^ ?(?:~|\\approx|(?:{ABOUT})(?![a-z])) *(?=[-+.$\\\d])", "", "about 11", "11"),
     (r"(?<!\\)\\(?:[,;:> ]|q?quad)|~|\s", " ", r"5\,\text{m}", "5 m"),
     (r"(?:\b(?:US|CA|AU))?\\?\$|\\pounds|\\euro(?![a-z])|\bRs\b\.?", "", "US$20", "20"),
     (r"\\?%|\b(?:percent|percentage)\b", " %", r"45\%", "45 %"),
@@ -78,6 +81,7 @@ REWRITES = [
     (r"\\frac\s*(\d)", r"\\frac{\1}", r"\frac1{2}", r"\frac{1}{2}"),
     (r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}", r"\frac12", r"\frac{1}{2}"),
     (r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree", r"^\\circ ", r"90^{\circ}", r"90^\circ"),
+    (r"\\(?:mathbf|mathrm|boldsymbol|bf|rm)(?![a-z{])", " ", r"\mathbf v", "v"),
     (TEXT.pattern, r" \1 ", r"18\mbox{ cm}", "18 cm"),
     (TEXT.pattern, r" \1 ", r"\textbf{\text{(C)} 5}", "(C) 5"),  # the inner one
     (r"(?<=[\d)}])(or|and)(?=[-\\(\[\d ]|[A-Za-z](?![a-z]))", r" \1 ", "1or x", "1 or x"),
@@ -88,12 +92,13 @@ REWRITES = [
     (r"(?<=\d) ?\^? ?(?:\{ ?)?(?:st|nd|rd|th)\b(?: ?\})?", "", r"12^{\text{th}}", "12"),
     (r"(?<![\\a-zA-Z])sqrt ?(\d+)", r"\\sqrt{\1}", "2sqrt12", r"2\sqrt{12}"),
     (r"(?<![\\a-zA-Z])(sqrt|pi(?![a-zA-Z]))", r"\\\1", "pi*sqrt(x)", r"\pi*\sqrt(x)"),
-    # "sec" is a second, too, unless something that it can be taken of follows
-    (r"(?<![\\a-zA-Z])sec(?= ?[({^\\x])", r"\\sec ", "sec(x)", r"\sec (x)"),
-    (rf"(?<![\\a-zA-Z])(?!sec)({FUNCTIONS})(?![a-zA-Z])", r"\\\1 ", "2sin(x)", r"2\sin (x)"),
+    (rf"(?<![\\a-zA-Z])({FUNCTIONS})(?![a-zA-Z])", r"\\\1 ", "2sin(x)", r"2\sin (x)"),
+    # sec and min are units, too, unless something that they can be taken of follows
+    (r"(?<![\\a-zA-Z])(sec|min|max)(?= ?[({^\\x])", r"\\\1 ", "sec(x)", r"\sec (x)"),
     (r"(?<![\\a-zA-Z])inf(?:inity|ty)?(?![a-zA-Z])", r"\\infty ", "(2,inf)", r"(2,\infty )"),
     (r"\\mathbb ?R(?![a-z])|\\(?:R|Reals)(?![a-z])", r"\\mathbb{R}", r"\R", r"\mathbb{R}"),
-    (r"\\varnothing|\\\{ *\\\}", r"\\emptyset", r"\{\}", r"\emptyset"),
+    (r"(?<=[)\]]) ?[uU] ?(?=[(\[])", r"\\cup ", "(1,2)U(3,4)", r"(1,2)\cup (3,4)"),
+    (r"\\varnothing|\\\{ *\\\}|^\{ *\}$", r"\\emptyset", r"\{\}", r"\emptyset"),
     (r"\\(?:langle|lparen)(?![a-z])", "(", r"\langle 1,2)", "( 1,2)"),
     (r"\\(?:rangle|rparen)(?![a-z])", ")", r"(1,2\rangle", "(1,2)"),
     (r"\\[lr]?vert(?![a-z])|\\mid(?![a-z])", "|", r"\lvert x\rvert", "| x|"),

@@ -2,17 +2,12 @@
 
     model = add_lora(model, rank=64)     # a PEFT model; only the adapter has gradients
     with model.disable_adapter(): ...    # the policy as it was loaded: the KL's reference, for free
-    for name, tensor in merged_weights(model): ...    # the weights of an ordinary model that does
-                                         # the same, made on the side
+    for name, tensor in merged_weights(model): ...    # an ordinary model's weights, made beside it
 
-A layer W becomes W + s B A with A [R, in] random, B [out, R] zero at first, s = alpha / R = 1. Only
-A and B are trained, so the optimiser's state and the checkpoint are small.
-
-Merging here never touches W. The usual way, adding s B A to W and subtracting it again after the
-weights have been read, leaves a rounding error in W each time, and a run does it every step. Nor
-are merged bfloat16 weights rounded to the nearest number, which would lose most of a young adapter.
-
-Left out: everything peft has beyond the plain adapter that the paper used.
+A layer W becomes W + s B A with A [R, in] random, B [out, R] zero at first, s = alpha / R = 1.
+peft's own merging adds s B A to W and subtracts it again later, which leaves a rounding error in W
+each time, and a run merges in every step. So merging here never touches W; nor are merged bfloat16
+weights rounded to the nearest number, which would lose most of a young adapter.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +17,6 @@ import torch
 from torch import nn
 
 from logprobs import whole
-from support.checks import check_finite, check_names
 from support.errors import say
 
 # The paper's seven: all linear layers of a decoder block (names shared by Llama, Qwen and kin).
@@ -30,14 +24,10 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 
 def add_lora(model: nn.Module, rank: int, seed: int = 0) -> nn.Module:
-    """The model with a fresh adapter of this rank on the paper's seven projections, alpha = rank.
-
-    The policy is unchanged at first, because B is zero. Adapter weights are float32 whatever the
-    model is in: an update of 5e-6 is rounded away in bfloat16.
+    """The model with a fresh float32 adapter of this rank on the seven projections, in place.
 
     Args:
-        model: a transformers causal language model; its layers are wrapped in place.
-        rank: R, the inner size of the adapter.
+        rank: R; alpha = R. Without dropout, which would train another policy than was sampled.
         seed: of A. Without one, two processes would start from different adapters.
 
     Raises:
@@ -48,55 +38,54 @@ def add_lora(model: nn.Module, rank: int, seed: int = 0) -> nn.Module:
     present = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     if lacking := [name for name in PROJECTIONS if name not in present]:
         say(f"the adapter goes without {', '.join(lacking)}: the model has no layers of that name")
+    projections = list(PROJECTIONS)
     config = peft.LoraConfig(
-        task_type="CAUSAL_LM",
-        r=rank,
-        lora_alpha=rank,
-        lora_dropout=0.0,  # dropout would train another policy than the one that was sampled from
-        target_modules=list(PROJECTIONS),
+        task_type="CAUSAL_LM", r=rank, lora_alpha=rank, target_modules=projections
     )
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed)
         wrapped = peft.get_peft_model(model, config)
     for module in wrapped.modules():
+        # Autocast casts the input; peft would make, and keep, a float32 copy that is cast back.
         if hasattr(module, "cast_input_dtype_enabled"):
-            # Autocast sees to it: of a bfloat16 input PEFT would make, and keep, a float32 copy
-            # that autocast casts back.
             module.cast_input_dtype_enabled = False
     return wrapped
 
 
 def load_with_adapter(
-    folder: str | Path, dtype: torch.dtype, tokenizer, load: Callable[[str, torch.dtype], nn.Module]
-) -> nn.Module:
-    """The ordinary model that a folder written by an adapter's `save_pretrained` stands for.
-
-    The adapter is merged once, for good: what is loaded can be sampled, trained, or given a new
-    adapter like any other model.
+    folder: str, tokenizer, load: Callable[[str], nn.Module]
+) -> tuple[nn.Module, list[str], list[str]]:
+    """The ordinary model that an adapter's folder stands for: base and adapter, merged for good.
 
     Args:
         tokenizer: of the folder; it may have tokens that the base model lacks.
-        load: of the base model, from a folder or the hub.
+        load: of the base model, by its name.
 
-    Raises:
-        OSError, ValueError: the base model or the adapter's weights cannot be used.
+    Returns:
+        The model; names of the adapter's weights that its files lack, and of tensors in its files
+        that it has no place for.
     """
     import peft
 
     config = peft.PeftConfig.from_pretrained(folder)
     base = config.base_model_name_or_path
     try:
-        model = load(base, dtype)
+        model = load(base)
     except (OSError, ValueError) as error:
         raise OSError(f"the adapter's base model {base} cannot be loaded: {error}") from error
     if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
         model.resize_token_embeddings(len(tokenizer))
-    model = peft.PeftModelForCausalLM(model, config)
-    found = model.load_adapter(folder, "default")
-    check_names(found.missing_keys, found.unexpected_keys, [], len(model.state_dict()))
-    check_finite(model.named_parameters())
-    # Merging leaves the rest frozen, as it was under the adapter.
-    return model.merge_and_unload().requires_grad_(True)
+    tied, output = model.config.tie_word_embeddings, model.get_output_embeddings()
+    if tied:  # take them apart: what is merged into one would be in both
+        output.weight = nn.Parameter(output.weight.detach().clone())
+    wrapped = peft.PeftModelForCausalLM(model, config)
+    found = wrapped.load_adapter(folder, "default")
+    model = wrapped.merge_and_unload().requires_grad_(True)
+    first, last = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    model.config.tie_word_embeddings = tied and torch.equal(first, last)
+    model.tie_weights()
+    # peft reads whole layers that were trained, too, but calls their names unexpected.
+    return model, found.missing_keys, [x for x in found.unexpected_keys if ".lora_" in x]
 
 
 def is_adapter(folder: str | Path) -> bool:
@@ -113,29 +102,22 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     for i, (name, tensor) in enumerate(base.state_dict().items()):
-        if ".lora_" in name:
-            continue
         layer_name, adapted, kind = name.rpartition(".base_layer.")
-        if adapted:
-            name = f"{layer_name}.{kind}"
         if adapted and kind == "weight":
-            layer = base.get_submodule(layer_name)
-            (adapter,) = layer.active_adapters
-            delta = layer.get_delta_weight(adapter)  # [out, in], float32
+            delta = base.get_submodule(layer_name).get_delta_weight("default")  # [out, in] float32
             merged = whole(tensor.to(delta.dtype) + delta)
-            yield name, dithered(merged, i) if tensor.dtype == torch.bfloat16 else merged
-        else:
-            yield name, whole(tensor)
+            tensor = dithered(merged, i) if tensor.dtype == torch.bfloat16 else merged
+        if ".lora_" not in name:
+            yield name.replace(".base_layer.", "."), whole(tensor)
 
 
 def dithered(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     """float32 as bfloat16, rounded up or down by chance, the likelier the nearer.
 
     Rounded to the nearest, a weight stays what it was until its update is half a step of bfloat16,
-    0.2% to 0.4% of it: at the paper's learning rate nearly all of a run's first updates would be
-    lost to the sampler, see `bench.py adapters`. By chance, the right share of a matrix's elements
-    moves by a step, and on average nothing is lost. A weight that is a bfloat16 number stays one,
-    and the same seed is the same chance: the result is a function of the weights alone.
+    0.2% to 0.4% of it: the sampler would lose nearly all of a run's first updates. By chance, the
+    right share of a matrix's elements moves by a step. A weight that is a bfloat16 number stays
+    one, and the same seed is the same chance: the result is a function of the weights alone.
     """
     generator = torch.Generator(tensor.device).manual_seed(seed)
     chance = {"generator": generator, "device": tensor.device, "dtype": torch.int32}

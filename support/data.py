@@ -9,12 +9,12 @@ whenever and wherever it is asked for, so a run that goes on needs no generator 
 
 import hashlib
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from support import tasks
-from support.errors import InputError
+from support.errors import InputError, say
 from support.settings import Config
 from support.tasks import Problem
 
@@ -58,6 +58,21 @@ def load_data(
         return Data(*tasks.encode(problems, tokenizer, config.max_prompt_tokens, vocabulary))
     except ValueError as error:
         raise InputError(f"--model {config.model}, --task {task}: {error}") from error
+
+
+def say_shared(trained: Sequence[Problem], tested: Mapping[str, Sequence[Problem]]) -> None:
+    """Say how many questions of each evaluation task, by its name, are also trained on."""
+
+    def plain(problem: Problem) -> str:
+        return " ".join(problem.prompt.split()).casefold()
+
+    known = set(map(plain, trained))
+    for name, problems in tested.items():
+        if shared := sum(plain(problem) in known for problem in problems):
+            say(
+                f"{shared} of {len(problems)} test questions of {name} are also trained on: its "
+                "accuracy is in part what was learned by heart"
+            )
 
 
 def derived_seed(*parts: object) -> int:

@@ -14,15 +14,10 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from rewards import extract_answer
+from rewards import extract_answer, lenient_accuracy
 from support.data import Data, derived_seed
 from support.files import json_line, write_atomically, writing
 from support.run import PHASES, Run
-
-
-def evaluation(run: Run) -> dict[str, dict[str, float]]:
-    """The numbers of `evaluate` alone."""
-    return evaluate(run)[0]
 
 
 def held_out(run: Run, row: dict, folder: Path) -> dict:
@@ -35,33 +30,39 @@ def held_out(run: Run, row: dict, folder: Path) -> dict:
         What the row gets: `eval_accuracy` (of the first evaluation task) and `eval`, all numbers of
         all tasks.
     """
-    results, rows = evaluate(run)
-    save_completions(run, [{"step": row["step"]} | completion for completion in rows], folder)
+    results, completions = evaluate(run)
+    save_completions(run, [{"step": row["step"]} | one for one in completions], folder)
     shown = ", ".join(f"{name} {result['accuracy']:.3f}" for name, result in results.items())
     tqdm.write(f"step {row['step']:4}  {row['time']:7.1f} s  held-out accuracy: {shown}")
     return {"eval_accuracy": next(iter(results.values()))["accuracy"], "eval": results}
+
+
+def evaluation(run: Run) -> dict[str, dict[str, float]]:
+    """The numbers of `evaluate` alone."""
+    return evaluate(run)[0]
 
 
 def evaluate(run: Run) -> tuple[dict[str, dict[str, float]], list[dict]]:
     """Sample at the training temperature, `eval_samples` completions of each held-out problem.
 
     Returns:
-        The numbers of each evaluation task, by its name: see `numbers_of`. And what was written, by
-        all processes, in the order of tasks and problems. A row has its `task`, the number of its
-        `problem`, `prompt`, `answer` (the reference), `completion`, what was `read` of that as its
-        answer (null: nothing), `finished` (with EOS), `length` in tokens, the parts of the reward.
+        The numbers of each evaluation task, by its name: see `numbers_of`. And a row for each
+        completion of all processes, in the order of tasks and problems: its `task`, the number of
+        its `problem`, `prompt`, `answer` (the reference), `completion`, what was `read` of that as
+        its answer (null: nothing), `finished` (with EOS), `length` in tokens, the parts of the
+        reward, and `lenient_accuracy`.
     """
     results, rows = {}, []
     for name, data in run.eval_data.items():
-        shares = run.processes.gather([{"task": name} | row for row in completions(run, data)])
-        of_task = sorted((row for share in shares for row in share), key=lambda row: row["problem"])
-        results[name] = numbers_of(of_task, run.config.eval_samples)
-        rows += of_task
+        shares = run.processes.gather([{"task": name} | row for row in own_share(run, data)])
+        found = sorted((row for share in shares for row in share), key=lambda row: row["problem"])
+        results[name] = numbers_of(found, run.config.eval_samples)
+        rows += found
     return results, rows
 
 
-def completions(run: Run, data: Data) -> Iterator[dict]:
-    """Generates and scores this process's part of a task; yields a row for each completion."""
+def own_share(run: Run, data: Data) -> Iterator[dict]:
+    """This process's completions of a task."""
     config, problems, k = run.config, data.problems, run.config.eval_samples
     # How many prompts go into one call. It must fit into memory, and must not depend on the number
     # of processes, or results would. vLLM queues what does not fit, so it gets all prompts of the
@@ -70,25 +71,24 @@ def completions(run: Run, data: Data) -> Iterator[dict]:
     if config.sampler == "vllm":
         at_once = math.ceil(len(problems) / run.processes.count)
     for start in range(0, len(problems), at_once)[run.processes.rank :: run.processes.count]:
-        chunk = slice(start, start + at_once)
+        prompt_ids = data.prompt_ids[start : start + at_once]
+        seed = derived_seed(config.seed, "evaluation", start)
         rollouts = run.sampler.generate(
-            data.prompt_ids[chunk],
-            k,
-            run.max_new_tokens,
-            config.temperature,
-            derived_seed(config.seed, "evaluation", start),
+            prompt_ids, k, run.max_new_tokens, config.temperature, seed
         )  # [P, k, T]
+        numbers = [start + p for p in range(len(prompt_ids)) for _ in range(k)]
         texts = [text for group in rollouts.texts for text in group]
-        asked = [(i, problems[i]) for i in range(len(problems))[chunk] for _ in range(k)]
-        parts = run.score([problem for _, problem in asked], texts)
-        del parts["total"]  # which depends on the weights of the training's reward
+        parts = run.score([problems[number] for number in numbers], texts)
+        del parts["total"]  # its weights are the training's
         finished = rollouts.finished.flatten().tolist()
         lengths = rollouts.mask.sum(-1).flatten().tolist()
-        for i, (number, problem) in enumerate(asked):
-            row = {"problem": number, "prompt": problem.prompt, "answer": problem.answer}
-            row |= {"completion": texts[i], "read": extract_answer(texts[i], run.opens_think)}
+        for i, (number, text) in enumerate(zip(numbers, texts)):
+            answer = problems[number].answer
+            row = {"problem": number, "prompt": problems[number].prompt, "answer": answer}
+            row |= {"completion": text, "read": extract_answer(text, run.opens_think)}
             row |= {"finished": finished[i], "length": lengths[i]}
-            yield row | {name: values[i] for name, values in parts.items()}
+            row |= {name: values[i] for name, values in parts.items()}
+            yield row | {"lenient_accuracy": lenient_accuracy(text, answer, run.opens_think)}
 
 
 def numbers_of(rows: Sequence[dict], k: int) -> dict[str, float]:
@@ -98,10 +98,10 @@ def numbers_of(rows: Sequence[dict], k: int) -> dict[str, float]:
         `accuracy`, the mean over all completions, with `accuracy_se`, its standard error: the
         spread of the problems' own means over the root of their number, so that repeats of one
         problem do not count as new evidence. `pass@k` for k = 1, 4, 8 up to eval_samples. The means
-        of the reward's other parts, by name. `formed_accuracy`: right, and of perfect format.
-        `finished_accuracy`: the share of right ones among those that ended with EOS (None if none
-        did). `truncated`: the share without EOS. `completion_length` in tokens. `problems`,
-        `samples`.
+        of the reward's other parts, by name. Other accuracies: `lenient_accuracy`, the reference
+        stands anywhere in the text; `formed_accuracy`, right and of perfect format;
+        `finished_accuracy`, right among those that ended with EOS (None if none did). `truncated`,
+        the share without EOS. `completion_length` in tokens. `problems`, `samples`.
     """
 
     def mean(values: Sequence[float]) -> float | None:
@@ -116,9 +116,8 @@ def numbers_of(rows: Sequence[dict], k: int) -> dict[str, float]:
             right = correct.sum(-1).int().tolist()
             result[f"pass@{tries}"] = mean([pass_at_k(k, c, tries) for c in right])
     names = list(rows[0])
-    for name in names[names.index("length") + 1 :]:  # the parts of the reward
-        if name != "accuracy":
-            result[name] = mean([row[name] for row in rows])
+    for name in names[names.index("length") + 1 :]:
+        result.setdefault(name, mean([row[name] for row in rows]))
     return result | {
         "formed_accuracy": mean([float(row["accuracy"] == row["format"] == 1) for row in rows]),
         "finished_accuracy": mean([row["accuracy"] for row in rows if row["finished"]]),
@@ -204,17 +203,18 @@ def draw_curves(rows: Sequence[dict], path: Path) -> None:
     steps = [row for row in rows if "seconds" in row]
     if not steps:
         return
-    entropy = [row.get("entropy") for row in steps]
-    panels = 4 if any(value is not None for value in entropy) else 3
-    figure = Figure(figsize=(4.3 * panels, 4), layout="constrained")
-    left, middle, right, *more = figure.subplots(1, panels)
+    entropy = [math.nan if row.get("entropy") is None else row["entropy"] for row in steps]
+    figure = Figure(figsize=(17, 4), layout="constrained")
+    left, middle, third, right = figure.subplots(1, 4)
     # In the unit in which a run is read: seconds, or minutes where it takes many.
     unit, size = ("minutes", 60) if steps[-1]["time"] > 300 else ("seconds", 1)
     times = [row["time"] / size for row in steps]
+    for axes in (left, middle, third):
+        axes.set_xlabel(f"training time in {unit}, evaluation excluded")
 
     evaluated = [row for row in rows if "eval" in row]
-    left.plot(times, [row["accuracy"] for row in steps], color="tab:gray", lw=0.8, alpha=0.6)
-    left.lines[-1].set_label("rollouts (training prompts)")
+    label = "rollouts (training prompts)"
+    left.plot(times, [row["accuracy"] for row in steps], "tab:gray", lw=0.8, alpha=0.6, label=label)
     for name in evaluated[0]["eval"]:
         left.errorbar(
             [row["time"] / size for row in evaluated],
@@ -231,18 +231,14 @@ def draw_curves(rows: Sequence[dict], path: Path) -> None:
     middle.plot(times, [row["reward_kept"] for row in steps], label="the m kept", alpha=0.7)
     middle.set(title="Mean reward before and after selection", ylabel="reward")
 
+    third.plot(times, entropy, label="mean over trained tokens")
+    third.set(title="Entropy of the policy", ylabel="nats a token")
+
     phases = [phase for phase in PHASES if any(row["seconds"][phase] > 0 for row in steps)]
     parts = [[row["seconds"][phase] for row in steps] for phase in phases]
     right.stackplot([row["step"] for row in steps], parts, labels=phases)
     right.set(title="Where a step's time goes", xlabel="step", ylabel="seconds a step")
-    for axes in more:
-        axes.plot(
-            times, [math.nan if value is None else value for value in entropy], label="policy"
-        )
-        axes.set(title="Entropy of a token, mean", ylabel="nats", ylim=(0, None))
-    for axes in (left, middle, *more):
-        axes.set_xlabel(f"training time in {unit}, evaluation excluded")
-    for axes in (left, middle, right, *more):
+    for axes in (left, middle, third, right):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8, loc="best")
     with writing(path):

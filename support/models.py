@@ -1,26 +1,32 @@
-"""A model and its tokenizer, from a folder or the hub.
+"""A model and its tokenizer, from a folder or the hub, and what can be wrong with them.
 
-model, tokenizer = load_model("tiny_policy")                # embedded, or "rare_policy"
-model, tokenizer = load_model("Qwen/Qwen2.5-3B-Instruct", torch.bfloat16)
-model, tokenizer = load_model("runs/.../model")             # of a run; an adapter comes merged
+    model, tokenizer = load_model("tiny_policy")                # embedded, or "rare_policy"
+    model, tokenizer = load_model("Qwen/Qwen2.5-3B-Instruct", torch.bfloat16)
+    model, tokenizer = load_model("runs/.../model")             # of a run; an adapter comes merged
+    check_stops(model, tokenizer)                               # a completion can end
+
+A check finds what otherwise trains for hours without a word. What cannot be used is an error in one
+line, with the remedy; what is only strange is said.
 """
 
 import os
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import PreTrainedTokenizerBase as TokenizerBase
 
+from rollouts import eos_token_ids
 from support.adapters import is_adapter, load_with_adapter
-from support.checks import check_finite, check_names, keep_savable
-from support.errors import InputError
-from support.tiny import EMBEDDED
+from support.errors import InputError, say
+
+EMBEDDED = {name: Path(__file__).with_name(name) for name in ("tiny_policy", "rare_policy")}
 
 
-def load_model(
-    name: str, dtype: torch.dtype = torch.float32
-) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+def load_model(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, TokenizerBase]:
     """Model and tokenizer from a folder or the hub, on the GPU if there is one.
 
     Raises:
@@ -35,13 +41,12 @@ def load_model(
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         if is_adapter(path):
-            model = load_with_adapter(path, dtype, tokenizer, load_weights)
+            model, *names = load_with_adapter(path, tokenizer, partial(load_weights, dtype=dtype))
+            check_weights(model, *names)
         else:
             model = load_weights(path, dtype)
     except Exception as error:  # safetensors, tokenizers and transformers each raise their own
-        reason = (str(error).strip() or "no message").splitlines()[0]
-        if not isinstance(error, (OSError, ValueError)):
-            reason = f"{type(error).__name__}: {reason}"
+        reason = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
         if Path(path, "model").is_dir():  # the folder of a run
             reason = f"did you mean {Path(path, 'model')}? ({reason})"
         raise InputError(f"--model {name}: {reason}") from error
@@ -62,15 +67,78 @@ def load_weights(path: str, dtype: torch.dtype) -> nn.Module:
     Left to itself, transformers draws what it does not find at random, and goes on.
 
     Raises:
-        ValueError: weights are missing, unknown, of another shape, or not finite.
+        ValueError: see `check_weights`.
         OSError: there is no such model.
     """
     model, found = AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
     )
-    missing, unknown = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
-    misshaped = sorted(name for name, *_ in found["mismatched_keys"])
-    check_names(missing, unknown, misshaped, len(model.state_dict()))
-    check_finite(model.named_parameters())
-    keep_savable(model, path)
+    other_shapes = [name for name, *_ in found["mismatched_keys"]]
+    check_weights(model, found["missing_keys"], found["unexpected_keys"], other_shapes)
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError as error:  # transformers reads such a file, but would refuse to write it
+        say(f"{path}/generation_config.json: only its stop tokens are kept ({error})")
+        eos = model.generation_config.eos_token_id
+        model.generation_config = GenerationConfig(eos_token_id=eos)
     return model
+
+
+def check_weights(
+    model: nn.Module, missing: Sequence[str], unknown: Sequence[str], misshaped: Sequence[str] = ()
+) -> None:
+    """Raise ValueError unless a model's weights were all in its files, and are numbers.
+
+    Args:
+        missing, unknown, misshaped: names of weights that the files lack, of tensors that the model
+            has no place for, and of those that have another shape in the model.
+    """
+    wrong = {"missing": missing, "unknown to the model": unknown, "of another shape": misshaped}
+    # The extremes of a tensor are NaN if any number is, and take no memory.
+    wrong["not finite"] = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.numel() and not torch.stack(weight.detach().aminmax()).isfinite().all()
+    ]
+    if any(wrong.values()):
+        parts = [f"{len(x)} {what}, such as {min(x)}" for what, x in wrong.items() if x]
+        raise ValueError(
+            f"of the weights in its files {'; '.join(parts)}: get all of the folder anew; a model "
+            "in a wrapper (module., _orig_mod.) must be saved without it"
+        )
+
+
+def check_stops(model: nn.Module, tokenizer: TokenizerBase) -> None:
+    """Whether completions can end; says so if the chat template ends its turns otherwise.
+
+    Raises:
+        ValueError: no token ends a completion.
+    """
+    stops = eos_token_ids(model, tokenizer)
+    known = model.get_input_embeddings().weight.shape[0]
+    if not any(0 <= token < known for token in stops):
+        given = f"{stops}, is beyond the vocabulary" if stops else "is given"
+        raise ValueError(
+            f"no end-of-sequence token {given}: name it as eos_token in tokenizer_config.json or "
+            "eos_token_id in generation_config.json"
+        )
+    end = turn_end(tokenizer)
+    if end is not None and end not in stops:
+        name = tokenizer.convert_ids_to_tokens(end)
+        say(
+            f"hint: the chat template ends a turn with {name}, which is no stop token: if "
+            f"completions do not end, add {end} to eos_token_id in generation_config.json"
+        )
+
+
+def turn_end(tokenizer: TokenizerBase) -> int | None:
+    """The special token that the chat template puts behind an answer; None if it puts none."""
+    turns = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is 4"}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except Exception:  # no template, or one that allows no such turns: rendering has its own checks
+        return None
+    _, answer, rest = text.rpartition(turns[1]["content"])
+    after = tokenizer(rest.strip(), add_special_tokens=False)["input_ids"] if answer else []
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return after[0] if after and after[0] in special - {tokenizer.unk_token_id} else None

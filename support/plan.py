@@ -1,165 +1,188 @@
-"""What a run will do and whether its memory suffices, before it is begun: --dry-run.
+"""Whether a run fits into memory, counted before it is begun: --dry-run.
 
-    print(dry_run(config))                                       # here
-    print(dry_run(config, MACHINES["gsm8k-qwen2.5-3b-h100"]))    # on the paper's machine
+    print(dry_run(config, machine))                  # the memory of a process, as a table
+    fits(config, machine, "generation", "update")    # both at once: then vLLM need not sleep
 
-`memory.py` counts; here the counts are added up for the processes of a machine and laid out. Left
-out: time, which sizes do not tell.
+Memory is what an update is dear in, and why PODS trains on m of n rollouts. It is counted, not
+guessed: a micro-batch runs forward and backward on tensors that have sizes and no content
+(PyTorch's FakeTensorMode), and the bytes of each are added up for as long as it lives. That finds
+activations, what checkpointing computes again, logits, bfloat16 copies of weights, and the second
+set of gradients that the backward pass holds where prompts are read once.
 
-Legend: P prompts a process and step, n rollouts a prompt, m kept.
+Left out: time; vLLM on a CPU. Legend: P prompts a process and step, n rollouts a prompt, m kept,
+S tokens of a sequence, of which T are the completion's, b sequences of a micro-batch.
 """
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+import weakref
+from dataclasses import replace
+from pathlib import Path
 
-from support.memory import (
-    GRADIENTS,
-    MOMENTS,
-    WEIGHTS,
-    architecture,
-    gathered_bytes,
-    generation_bytes,
-    longest,
-    parameter_counts,
-    standing_bytes,
-    update_bytes,
-)
-from support.presets import Machine, this_machine
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from logprobs import distinct_prompts, shared_prompts, target_log_probs, whole_rows
+from support.adapters import add_lora
+from support.errors import InputError
+from support.models import EMBEDDED
+from support.presets import Machine
 from support.settings import Config
 
-USABLE = 0.95  # the rest is CUDA's, a sleeping vLLM's, and lost between the allocator's blocks
-# What each kind of data parallelism divides among the processes; the plain kind, DDP, nothing.
-DIVIDED = {"DDP": (), "--shard": (GRADIENTS, MOMENTS, WEIGHTS)}
+# What the config.json of the presets' models says, so that their plan needs no network.
+SHAPES = json.loads(Path(__file__).with_name("shapes.json").read_text())
+SIZES_ONLY = FakeTensorMode(allow_non_fake_inputs=True)
+USABLE = 0.95  # the rest: CUDA's, scratch of kernels, gaps between the allocator's blocks
+IN_GENERATION, IN_UPDATE, VLLM = "in generation", "in the update", "vLLM's share"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The bytes of one process. Lists have a number for each kind of data parallelism."""
-
-    kinds: list[str]
-    standing: dict[str, list[int]]  # what is there for the whole run, by what it is for
-    generation: dict[str, int]  # what generation takes besides
-    gathered: list[int]  # of the weights that are divided, what an update has whole at a time
-    allocated: Callable[[int], int]  # sequences of a micro-batch -> what it takes besides
-    usable: float
-
-    def always(self) -> list[int]:
-        """What is there for the whole run."""
-        return [sum(column) for column in zip(*self.standing.values())]
-
-    def generating(self) -> list[int]:
-        """All that is there while rollouts are generated."""
-        return [there + sum(self.generation.values()) for there in self.always()]
-
-    def updating(self, sequences: int) -> list[int]:
-        """All that is there in an update with micro-batches of this size."""
-        needed = self.allocated(sequences)
-        return [there + g + needed for there, g in zip(self.always(), self.gathered)]
-
-    def largest_micro_batch(self, kind: str, most: int) -> int:
-        """The largest micro-batch of at most `most` sequences that fits; 0 for none."""
-        i = self.kinds.index(kind)
-        fitting = (b for b in range(most, 0, -1) if self.updating(b)[i] <= self.usable)
-        return next(fitting, 0)
+def architecture(name: str) -> PreTrainedConfig:
+    """The layers, widths and vocabulary of `--model`; InputError if they cannot be had."""
+    if name in SHAPES:
+        return AutoConfig.for_model(**SHAPES[name])
+    try:
+        return AutoConfig.from_pretrained(EMBEDDED.get(name, name))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"--model {name}: no config.json there, on the hub or in its cache"
+        ) from error
 
 
-def plan(config: Config, machine: Machine) -> Plan:
-    """Add up what `memory.py` counts.
+def longest(shape: PreTrainedConfig, config: Config) -> tuple[int, int]:
+    """S and T of the longest sequence: as asked for, or what the model's positions leave."""
+    T = config.max_new_tokens or 512
+    S = config.max_prompt_tokens + T
+    S = min(S, getattr(shape.get_text_config(), "max_position_embeddings", None) or S)
+    return S, min(T, S - 1)
 
-    Raises:
-        InputError: nothing is known about the model, see `architecture`.
+
+def sizes_of(shape: PreTrainedConfig, config: Config) -> nn.Module:
+    """The model that `config` trains, as one on a CPU for all that PyTorch's operations can tell.
+
+    They choose other kernels on the meta device: attention would make all S*S scores.
     """
-    shape, N = architecture(config.model), machine.processes
-    count, trained = parameter_counts(shape, config)
-    kinds = list(DIVIDED) if N > 1 else ["DDP"]  # one process knows only one
-    # Gradients are whole until they are sent, which the update does with the last micro-batch.
-    several = config.m * config.prompts_per_step > config.micro_batch
-    undivided = {("--shard", GRADIENTS)} if several else set()
-    standing = {
-        part: [
-            size // N if part in DIVIDED[kind] and (kind, part) not in undivided else size
-            for kind in kinds
-        ]
-        for part, size in standing_bytes(count, trained, config).items()
-    }
-    if N > 1 and config.sampler == "torch":  # parts of weights cannot be sampled from
-        standing["the sampler's weights"] = [0, standing[WEIGHTS][0]]
-    generation = generation_bytes(shape, config, count, machine)
-    gathered = [sum(gathered_bytes(shape, config)) if DIVIDED[kind] else 0 for kind in kinds]
-    usable = USABLE * machine.memory
-    return Plan(kinds, standing, generation, gathered, update_bytes(shape, config), usable)
+    # As in a run: what is trained is stored in float32, what is not as it is computed with.
+    stored = getattr(torch, config.dtype) if config.lora_rank else torch.float32
+    with torch.device("meta"):
+        base = AutoModelForCausalLM.from_config(shape, dtype=stored).train()
+        if config.gradient_checkpointing:
+            base.gradient_checkpointing_enable({"use_reentrant": False})
+        model = add_lora(base, config.lora_rank) if config.lora_rank else base
+    with SIZES_ONLY:
+        model.to_empty(device="cpu")
+        base.tie_weights()
+    return model
 
 
-def dry_run(config: Config, machine: Machine | None = None) -> str:
-    """What a run will do, and the memory it will need, as text. Needs no weights and no network.
+class Allocations(TorchDispatchMode):
+    """The `peak` of the bytes of all tensors that are used or made while it is entered.
 
-    An estimate: exact in what it counts, but with a CPU's kernels, every sequence as long as it may
-    be, and gradients there from the start, as they are from the second micro-batch on.
-
-    Args:
-        config: the settings of the run.
-        machine: where it is to run; default: here, in one process.
-
-    Raises:
-        InputError: nothing is known about the model, see `architecture`.
+    (torch's MemTracker takes neither frozen weights nor a layer that is called twice in one pass.)
     """
-    machine = machine or this_machine()
-    one = plan(config, machine)
-    shape = architecture(config.model)
-    (S, _), (count, trained) = longest(shape, config), parameter_counts(shape, config)
-    N, P, n = machine.processes, config.prompts_per_step, config.n
-    kept, batch = P * config.m, min(P * config.m, config.micro_batch)
-    unit = (1e9, "GB") if one.always()[0] > 1e9 else (1e6, "MB")
 
-    def line(label: str, numbers: list[int], limit: float = math.inf) -> str:
-        """One row of the table; with a limit, whether the numbers fit."""
-        cells = [f"{number / unit[0]:,.1f} {unit[1]}" for number in numbers]
-        if limit < math.inf:
-            fits = ["fits" if number <= limit else "out of memory" for number in numbers]
-            cells = [f"{cell} {fit}" for cell, fit in zip(cells, fits)]
-        return f"  {label:28} " + "".join(f"{cell:23}" for cell in cells).rstrip()
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.alive = set()
 
-    text = [
-        f"plan for {N} x {machine.name} ({machine.memory / 1e9:.1f} GB each, "
-        f"{one.usable / 1e9:.1f} to be counted on)",
-        f"  {count:,} parameters, {trained:,} trained",
-        f"  a step: {N * P} prompt(s), {N * P * n} rollouts of at most {S} tokens with their "
-        f"prompt, {N * kept} kept",
-        f"  a process: {math.ceil(kept / batch)} micro-batch(es) of {batch} sequences, "
-        f"{config.epochs} optimiser step(s)",
-        "memory of a process",
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves((args, kwargs, result)):
+            if isinstance(leaf, torch.Tensor):
+                self._count(leaf.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata not in self.alive:
+            self.alive.add(storage._cdata)
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
+
+    def _freed(self, key: int, size: int) -> None:
+        self.alive.discard(key)
+        self.now -= size
+
+
+def update_bytes(model: nn.Module, config: Config, b: int) -> int:
+    """The most that a micro-batch of b of the longest sequences has: weights, gradients and all."""
+    S, T = longest(model.config, config)
+    ids = (torch.arange(b) % config.prompts_per_step)[:, None].repeat(1, S)  # [b, S]
+    mask = torch.ones_like(ids)  # [b, S]
+    mask[:, 0] = 0  # padded, as most micro-batches are: attention without a mask takes less
+    inputs, bfloat16 = (model, ids, mask, T), config.dtype == "bfloat16"
+    groups = distinct_prompts(*inputs)
+    with SIZES_ONLY, Allocations() as allocations:
+        for weight in model.parameters():
+            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+        # As logprobs.Policy computes.
+        with torch.autocast("cpu", torch.bfloat16, bfloat16, cache_enabled=False):
+            hidden = whole_rows(*inputs) if groups is None else shared_prompts(*inputs, *groups)
+            layer = model.get_output_embeddings()
+            log_probs, _ = target_log_probs(layer, hidden, ids[:, -T:], 1.0)  # [b, T]
+        del hidden
+        log_probs.sum().backward()
+    return allocations.peak
+
+
+def plan(config: Config, machine: Machine) -> dict[str, int]:
+    """Bytes of a process, by what they are for; `in generation` and `in the update` are sums."""
+    shape, P = architecture(config.model).get_text_config(), config.prompts_per_step
+    model, b = sizes_of(shape, config), min(P * config.m, config.micro_batch)
+    whole = sum(weight.nbytes for weight in model.parameters())
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    # A trained weight takes 16 bytes: itself, its gradient and two moments, all float32.
+    always = {"weights": whole, "gradients": 4 * trained, "AdamW's moments": 8 * trained}
+    update = {f"micro-batch of {b} sequences": update_bytes(model, config, b) - whole - 4 * trained}
+    if config.shard:
+        always = {part: size // machine.processes for part, size in always.items()}
+        layers = [m for m in model.modules() if type(m).__name__ in model._no_split_modules]
+        layer = sum(weight.nbytes for weight in layers[0].parameters())
+        # In the dtype of computation everything except the layers stays whole for the backward
+        # pass. Of layers there are the one that is computed, the next one, and the buffer in which
+        # weights come; in float32 the one in which gradients leave.
+        half = 2 if config.dtype == "bfloat16" else 1
+        update["gathered from all processes"] = (
+            whole - len(layers) * layer + 3 * layer
+        ) // half + layer
+    if config.beta > 0 and not config.lora_rank:  # with an adapter it is the model without it
+        always["KL's reference"] = whole
+    share = int(config.gpu_memory_utilization * machine.memory)
+    generation = {VLLM: share if config.sampler == "vllm" else 0}
+    sums = [sum((always | more).values()) for more in (generation, update)]
+    return always | generation | {IN_GENERATION: sums[0]} | update | {IN_UPDATE: sums[1]}
+
+
+def fits(parts: dict[str, int], machine: Machine, beside_vllm: bool = False) -> bool:
+    """Whether a `plan`'s update has enough memory; beside vLLM, which then need not sleep."""
+    size = parts[IN_UPDATE] + (parts[VLLM] if beside_vllm else 0)
+    return size <= USABLE * machine.memory
+
+
+def micro_batch_for(config: Config, machine: Machine) -> int:
+    """`--micro-batch` where it is left open: 64, or all that is kept, halved until it fits."""
+    b = min(64, config.prompts_per_step * config.m)
+    while b > 1 and not fits(plan(replace(config, micro_batch=b), machine), machine):
+        b //= 2
+    return b
+
+
+def dry_run(config: Config, machine: Machine) -> str:
+    """The memory that a run needs, as a table."""
+    n, usable, parts = config.n, USABLE * machine.memory, plan(config, machine)
+    all_of_them = replace(config, m=n, micro_batch=n * config.prompts_per_step)
+    parts[f"{IN_UPDATE}, m = n = {n}, in one piece"] = plan(all_of_them, machine)[IN_UPDATE]
+    lines = [
+        f"memory of a process, without kernels' scratch, on {machine.processes} x {machine.name}: "
+        f"{usable / 1e9:.1f} GB can be counted on"
     ]
-    if N > 1:
-        text.append(" " * 31 + "".join(f"{kind:23}" for kind in one.kinds).rstrip())
-    text += [line(part, column) for part, column in one.standing.items()]
-    text.append(line("always there", one.always(), one.usable))
-    text += [line(part, [size]) for part, size in one.generation.items()]
-    text.append(line("in generation", one.generating(), one.usable))
-    if N > 1:
-        text.append(line("gathered for the update", one.gathered))
-    text.append(line(f"micro-batch of {batch} sequences", [one.allocated(batch)]))
-    text.append(line("in the update", one.updating(batch), one.usable))
-    text.append("the update, if all that is kept were one micro-batch")
-    for m in [*(2**i for i in range(2, 20) if 2**i < n), n]:
-        text.append(line(f"m = {m}, {P * m} sequences", one.updating(P * m), one.usable))
-    for kind in one.kinds:
-        found = conclusion(one.largest_micro_batch(kind, P * n), config, N)
-        text.append(f"{kind}: " * (N > 1) + found)
-    return "\n".join(text)
-
-
-def conclusion(largest: int, config: Config, processes: int) -> str:
-    """What it means that `largest` is the largest micro-batch with enough memory, 0 for none."""
-    n, kept = config.n, config.prompts_per_step * config.m
-    if not largest:
-        cures = [] if config.gradient_checkpointing else ["--gradient-checkpointing"]
-        cures += [] if config.lora_rank else ["--lora-rank"]
-        cures += ["--shard"] if processes > 1 else []
-        return f"no micro-batch fits: try {', '.join([*cures, 'a smaller model'])}"
-    if largest == config.prompts_per_step * n:
-        return f"n = m = {n} fits in one micro-batch"
-    yours = min(kept, config.micro_batch)
-    verdict = "fits" if yours <= largest else "out of memory"
-    all_in_one = f"n = m = {n} in one: out of memory"
-    return f"--micro-batch up to {largest} fits ({yours}: {verdict}); {all_in_one}"
+    for label, size in parts.items():
+        lines.append(f"  {label:40} {size / 1e9:8,.2f} GB")
+        if label.startswith("in "):
+            lines[-1] += ": fits" if size <= usable else ": out of memory"
+    if not fits(parts, machine):
+        lines.append("try a lower --micro-batch, --gradient-checkpointing, --lora-rank or --shard")
+    return "\n".join(lines)

@@ -18,11 +18,11 @@ import torch
 
 from rewards import score
 from rollouts import TorchSampler, max_positions
-from support import checks, own_reward
-from support.data import Data, derived_seed, load_data
+from support import own_reward
+from support.data import Data, derived_seed, load_data, say_shared
 from support.errors import InputError, explained, say
 from support.learner import Learner
-from support.models import load_model
+from support.models import check_stops, load_model
 from support.processes import Processes
 from support.settings import REWARD_PARTS, Config, part_and_weight, task_and_folder
 from support.tasks import Problem, opens_think
@@ -74,10 +74,11 @@ class Run:
         """The problems to train on and to evaluate on; returns the length of the longest prompt."""
         config = self.config
         try:
-            checks.check_stops(self.model, self.tokenizer)
+            check_stops(self.model, self.tokenizer)
         except ValueError as error:
             raise InputError(f"--model {config.model}: {error}") from error
-        of_model = (self.tokenizer, config, checks.vocabulary(self.model))
+        known = self.model.get_input_embeddings().weight.shape[0]  # tokens
+        of_model = (self.tokenizer, config, known)
         self.eval_data: dict[str, Data] = {
             name: load_data(name, "test", folder, *of_model).subset(config.eval_problems)
             for name, folder in map(task_and_folder, config.eval_task or (config.task,))
@@ -87,7 +88,7 @@ class Run:
             self.train_data = load_data(config.task, "train", None, *of_model)
             every.append(self.train_data)
             tested = {name: data.problems for name, data in self.eval_data.items()}
-            checks.say_shared(self.train_data.problems, tested)
+            say_shared(self.train_data.problems, tested)
         self.opens_think = opens_think(self.tokenizer, every[-1].prompt_ids[0])
         # A reward of one's own that fails should do so now: on an empty text, and on a good one.
         problem = every[-1].problems[0]

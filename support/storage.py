@@ -25,18 +25,9 @@ from pathlib import Path
 
 from torch import nn
 
+from support import files
 from support.adapters import is_adapter, merged_weights
 from support.errors import InputError, say
-from support.files import (
-    append_rows,
-    checkpoints,
-    json_line,
-    load_checkpoint,
-    read_rows,
-    save_checkpoint,
-    save_model,
-    write_atomically,
-)
 from support.page import write_page
 from support.run import Run
 from support.settings import Config
@@ -120,7 +111,7 @@ class Folder:
             work = partial(connect, self.config.tracker, self.path, settings, next_step)
             self._tracker = self.processes.on_first(work, send=False)
         text = json.dumps(settings, indent=1)
-        self.processes.on_first(partial(write_atomically, self.path / "config.json", text))
+        self.processes.on_first(partial(files.write_atomically, self.path / "config.json", text))
 
     def go_back(self) -> Progress:
         """Bring model, optimizer and logs to the newest checkpoint, or to the very beginning.
@@ -131,12 +122,12 @@ class Folder:
         # Weights are too large to be sent as an object: they stay with the first process.
         state = self.processes.on_first(self._newest_checkpoint, send=False) or {}
         found = self.processes.on_first(partial(self._cut_logs, state))
-        before, now = found["processes"] or self.processes.count, self.processes.count
+        before, now = found["processes"], self.processes.count
         if before != now:
             print(f"the run had {before} process(es) and goes on with {now}: from here on it sees")
             print("other prompts and rollouts than it would have seen")
         for name, digest in self.run.data_digests().items():
-            if (found["data"] or {}).get(name, digest) != digest:  # older checkpoints have none
+            if found["data"].get(name, digest) != digest:
                 say(f"--resume: prompts, answers or code ({name}) have changed since the run began")
         self.run.sampler.sleep()  # its memory is the checkpoint's until the sync
         if found["weights"]:
@@ -148,8 +139,8 @@ class Folder:
         """The newest checkpoint that can be read; empty if the run was killed before its first."""
         self._lock()
         folder = self.path / "checkpoint"
-        state = load_checkpoint(folder)
-        if state is None and (checkpoints(folder) or (self.path / "model").exists()):
+        state = files.load_checkpoint(folder)
+        if state is None and (files.checkpoints(folder) or (self.path / "model").exists()):
             raise InputError(
                 f"--resume: {self.path} holds no checkpoint that can be read: start a new run in "
                 "another --out"
@@ -172,9 +163,9 @@ class Folder:
         rows, last = {}, state.get("step", -1)
         for name in LOGS:
             path = self.path / f"{name}.jsonl"
-            rows[name] = [row for row in read_rows(path) if row["step"] <= last]
-            write_atomically(path, "".join(map(json_line, rows[name])))
-        known = {"step": 0, "time": 0.0, "processes": None, "data": None}
+            rows[name] = [row for row in files.read_rows(path) if row["step"] <= last]
+            files.write_atomically(path, "".join(map(files.json_line, rows[name])))
+        known = {"step": 0, "time": 0.0, "processes": self.processes.count, "data": {}}
         known |= {name: state[name] for name in known if name in state}
         moments = list(state.get("optimizer", {}).get("state", {}))
         return known | {"weights": bool(state), "moments": moments, "rows": rows["metrics"]}
@@ -191,7 +182,7 @@ class Folder:
 
         def write() -> None:
             for name, rows in {"metrics": [row], **others}.items():
-                append_rows(self.path / f"{name}.jsonl", rows)
+                files.append_rows(self.path / f"{name}.jsonl", rows)
             if self._tracker:
                 send, _ = self._tracker
                 send(row)
@@ -202,7 +193,7 @@ class Folder:
         """Write a checkpoint, and the page so far; the checkpoint before stays, as a reserve."""
         state = {"step": progress.step, "time": progress.time, "processes": self.processes.count}
         state |= {"data": self.run.data_digests()} | state_of(self.run.learner)
-        self.processes.on_first(partial(save_checkpoint, state, self.path / "checkpoint"))
+        self.processes.on_first(partial(files.save_checkpoint, state, self.path / "checkpoint"))
         self.processes.on_first(partial(write_page, self.path))
 
     # -- the end
@@ -237,5 +228,5 @@ class Folder:
         # Tied weights are written once.
         twice = {name for name, _ in model.named_parameters(remove_duplicate=False)} - names
         whole_weights = gathered((pair for pair in weights if pair[0] not in twice), self.processes)
-        work = partial(save_model, model, self.run.tokenizer, self.path / name, whole_weights)
+        work = partial(files.save_model, model, self.run.tokenizer, self.path / name, whole_weights)
         self.processes.on_first(work)

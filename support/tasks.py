@@ -1,8 +1,7 @@
 """Problems to practise on: a prompt, its reference answer, and how a model is shown the prompt.
 
     problems = load_task("arithmetic", "train")            # 7,290 sums, made on the spot
-    problems = load_task("gsm8k", "test")                  # from the hub
-    problems = load_task("gsm8k", "test", source=DIR)      # from DIR/test.jsonl
+    problems = load_task("gsm8k", "test", source=DIR)      # from DIR/test.jsonl, not the hub
     problems = load_task("sums.jsonl", "train")            # your own `question` and `answer`
     problems, prompt_ids = encode(problems, tokenizer)     # rendered by the chat template
 
@@ -16,7 +15,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -49,7 +48,9 @@ def _gsm8k(row: Mapping) -> Problem:
 
 
 def _math(row: Mapping) -> Problem:
-    return Problem(_field(row, "problem"), last_boxed(_field(row, "solution")) or "")
+    # The last box alone: ones beside it spell the same answer in another way.
+    last = re.split(r"(?=\\(?:boxed|fbox))", _field(row, "solution"))[-1]
+    return Problem(_field(row, "problem"), last_boxed(last) or "")
 
 
 def _math500(row: Mapping) -> Problem:
@@ -90,10 +91,9 @@ def _field(row: Mapping, name: str, kind=str | int | float):
 def _after_hashes(solution: str) -> str | None:
     """`3*500 = <<3*500=1500>>1500 #### 1,500` -> `1500`; None without `####`."""
     _, hashes, gold = solution.rpartition("####")
-    if not hashes:
-        return None
-    gold = gold.strip()
-    return gold.replace(",", "") if re.fullmatch(r"\D?\d{1,3}(,\d{3})+(\.\d+)?", gold) else gold
+    if re.fullmatch(r"\D?\d{1,3}(,\d{3})+(\.\d+)?", gold.strip()):
+        gold = gold.replace(",", "")
+    return gold.strip() if hashes else None
 
 
 def sums() -> list[tuple[str, str]]:
@@ -144,7 +144,6 @@ def load_task(name: str, split: str, source: str | Path | None = None) -> list[P
         source: a folder from which a named task is read instead of the hub, as `train.jsonl` and
             `test.jsonl` in the hub's schema (SciKnowEval: every `*.jsonl`); or one that has such
             folders named after their tasks.
-
     Raises:
         ValueError: in one line, what is wrong with the task, the split or the data.
     """
@@ -177,8 +176,8 @@ def load_task(name: str, split: str, source: str | Path | None = None) -> list[P
     gradable = are_gradable([problem.answer for problem in every])
     problems = [problem for problem, good in zip(every, gradable) if good]
     if not problems:
-        why = "can be graded" if every else "is left: give 2 questions or more"
-        raise ValueError(f"task {name}: none of {len(every)} {split} problems {why}")
+        need = "give 2 questions or more, with answers that can be graded"
+        raise ValueError(f"task {name}: none of {len(every)} {split} problems is left: {need}")
     dropped = f"{len(every) - len(problems)} dropped (answer does not parse)"
     say(f"{name} {split}: {len(problems)} problems, {dropped}")
     return problems
@@ -211,8 +210,7 @@ def _dataset_rows(name: str, split: str, source: str | Path | None) -> dict[int,
     import datasets  # takes seconds, and the sums do not need it
 
     hub, configurations, _ = DATASETS[name]
-    if name == "sciknoweval":
-        split = "test"  # all it has: both of ours are made from it
+    split = "test" if name == "sciknoweval" else split  # all it has: ours are made from it
     try:
         parts = [datasets.load_dataset(hub, c, split=split) for c in configurations]
     except (OSError, datasets.exceptions.DatasetsError) as error:
@@ -270,23 +268,22 @@ def render(tokenizer, prompt: str) -> list[int]:
         return ids if tokenizer.bos_token_id is None else [tokenizer.bos_token_id, *ids]
     user = {"role": "user", "content": prompt}
     try:
-        text = _filled(tokenizer, {"role": "system", "content": SYSTEM_PROMPT}, user)
+        text = _filled(tokenizer, [{"role": "system", "content": SYSTEM_PROMPT}, user])
     except ValueError:  # the template knows no system role (Gemma)
         text = None
     # Others drop it without a word (Phi-3). Then, too, the user says it all; unless the tokenizer
     # cannot read it, because the model is made for the bare question (the tiny policy).
     if text is None or (not _holds(text, SYSTEM_PROMPT) and _can_read(tokenizer, SYSTEM_PROMPT)):
-        text = _filled(tokenizer, user | {"content": f"{SYSTEM_PROMPT}\n\n{prompt}"})
+        text = _filled(tokenizer, [user | {"content": f"{SYSTEM_PROMPT}\n\n{prompt}"}])
     if not _holds(text, prompt):
         raise ValueError(f"the model's chat template drops the question {prompt[:60]!r}: mend it")
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def _filled(tokenizer, *messages: Mapping) -> str:
+def _filled(tokenizer, messages: list[Mapping]) -> str:
     """The chat template's text for these messages and the beginning of the answer."""
     try:
-        options = {"tokenize": False, "add_generation_prompt": True}
-        return tokenizer.apply_chat_template(list(messages), **options)
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template is a program, and may fail in any way
         raise ValueError(f"the chat template fails: {' '.join(str(error).split())}") from error
 
@@ -309,10 +306,10 @@ def opens_think(tokenizer, ids: list[int]) -> bool:
 
 
 def encode(
-    problems: Sequence[Problem],
+    problems: Iterable[Problem],
     tokenizer,
     max_prompt_tokens: int = 512,
-    vocabulary: int | None = None,
+    vocabulary: float = math.inf,
 ) -> tuple[list[Problem], list[list[int]]]:
     """Render every problem; returns those that the model can be shown, and their token ids.
 
@@ -322,14 +319,13 @@ def encode(
     Raises:
         ValueError: if few problems are left, or the chat template cannot be used.
     """
-    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    special |= set(tokenizer.all_special_ids)
-    known = math.inf if vocabulary is None else vocabulary
+    problems, special = list(problems), set(tokenizer.all_special_ids)
+    special |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     questions = tokenizer([p.prompt for p in problems], add_special_tokens=False)["input_ids"]
     kept, unreadable = [], []
     for problem, question in zip(problems, questions):
         ids = render(tokenizer, problem.prompt)
-        strange = [i for i in question if i in special] + [i for i in ids if i >= known]
+        strange = [i for i in question if i in special] + [i for i in ids if i >= vocabulary]
         if strange:
             name = f"token {strange[0]} {tokenizer.convert_ids_to_tokens(strange[0])!r}"
             unreadable.append(f"{name} in {problem.prompt[:60]!r}")
@@ -337,7 +333,7 @@ def encode(
             kept.append((problem, ids))
     if unreadable:
         reason = f"{len(unreadable)} of {len(problems)} prompts: {unreadable[0]} is no plain text "
-        reason += f"within the model's vocabulary of {vocabulary or len(tokenizer)}"
+        reason += f"within the model's vocabulary of {min(vocabulary, len(tokenizer))}"
         if 2 * len(unreadable) > len(problems):
             raise ValueError(f"the model cannot read {reason}: choose a tokenizer made for text")
         say(f"dropped {reason}")

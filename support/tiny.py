@@ -31,9 +31,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from rewards import TAGS
 from support import tasks
 from support.arithmetic import careless_solution, error_kind
+from support.models import EMBEDDED
 
-TINY_POLICY = Path(__file__).parent / "tiny_policy"
-EMBEDDED = {name: Path(__file__).parent / name for name in ("tiny_policy", "rare_policy")}
+TINY_POLICY = EMBEDDED["tiny_policy"]
 # Of each: what its student forgets, the sums that it is held to, and how often it gets them right.
 STARTS = {
     "tiny_policy": (0.5, "arithmetic", (0.2, 0.45)),

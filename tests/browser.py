@@ -1,6 +1,5 @@
 """A headless Chromium to test pages in, driven by its DevTools protocol over two pipes."""
 
-import base64
 import json
 import os
 import shutil
@@ -96,11 +95,6 @@ class Browser:
         """Press and release a key, such as "ArrowRight"."""
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=name)
-
-    def picture(self, path: Path) -> None:
-        """A screenshot of the whole page, as PNG."""
-        answer = self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(answer["data"]))
 
     def close(self) -> None:
         """End the browser."""

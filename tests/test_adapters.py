@@ -7,10 +7,10 @@ from transformers import AutoModelForCausalLM
 
 from logprobs import Policy
 from support import tiny
-from support.adapters import add_lora, dithered, is_adapter, load_with_adapter, merged_weights
+from support.adapters import add_lora, dithered, is_adapter, merged_weights
 from support.files import save_model
-from support.memory import micro_batch_bytes
-from support.models import load_weights
+from support.models import load_model
+from support.plan import Allocations
 from support.tiny import make_tokenizer
 
 
@@ -99,10 +99,11 @@ def test_the_folder_of_an_adapter_is_known_and_loaded_as_a_plain_model(tmp_path)
     wrapped.get_base_model().name_or_path = str(tmp_path / "base")
     wrapped.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
     wrapped.save_pretrained(tmp_path / "adapter")
+    make_tokenizer().save_pretrained(tmp_path / "adapter")
     assert is_adapter(tmp_path / "adapter") and not is_adapter(tmp_path / "base")
     for model in (
         AutoModelForCausalLM.from_pretrained(tmp_path / "adapter"),
-        load_with_adapter(tmp_path / "adapter", torch.float32, make_tokenizer(), load_weights),
+        load_model(str(tmp_path / "adapter"))[0],
     ):
         torch.testing.assert_close(log_probs(model), log_probs(wrapped), atol=1e-5, rtol=0)
     assert all(weight.requires_grad for weight in model.parameters())  # to be trained further
@@ -124,9 +125,10 @@ def test_without_pefts_own_casts_bits_are_the_same_and_less_is_kept(checkpointin
         for layer in layers:
             layer.cast_input_dtype_enabled = casting
         ids, attention, mask = batch()
-        kept.append(micro_batch_bytes(wrapped.train(), 2, 4, 24, 12, True)[1][-1])
-        found = Policy(wrapped, torch.bfloat16)(ids, attention, mask.shape[1])
-        found[mask].sum().backward()
+        with Allocations() as allocations:
+            found = Policy(wrapped.train(), torch.bfloat16)(ids, attention, mask.shape[1])
+            found[mask].sum().backward()
+        kept.append(allocations.peak)
         gradients = [p.grad for p in wrapped.parameters() if p.requires_grad]
         results.append([found.detach()[mask], *gradients])
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))

@@ -8,22 +8,12 @@ import pytest
 
 from rewards import TAGS
 from support.arithmetic import careless_solution, error_kind, worked_solution
-from support.tasks import carries, load_task
-
-
-@pytest.mark.parametrize(
-    ("prompt", "completion"),
-    [
-        ("47+85=", "<think>7+5=12,4+8+1=13</think><answer>132</answer>"),
-        ("10+16=", "<think>0+6=6,1+1=2</think><answer>26</answer>"),
-        ("50+50=", "<think>0+0=0,5+5=10</think><answer>100</answer>"),
-    ],
-)
-def test_worked_solution(prompt, completion):
-    assert worked_solution(prompt) == completion
+from support.tasks import load_task
 
 
 def test_every_worked_solution_holds_what_it_says_and_fits():
+    solution = "<think>7+5=12,4+8+1=13</think><answer>132</answer>"
+    assert worked_solution("47+85=") == solution
     for problem in load_task("arithmetic", "train") + load_task("arithmetic", "test"):
         text = worked_solution(problem.prompt)
         sums = re.findall(r"([\d+]+)=(\d+)", text)
@@ -32,12 +22,6 @@ def test_every_worked_solution_holds_what_it_says_and_fits():
         assert text.endswith(f"</think><answer>{problem.answer}</answer>")
         assert len(re.sub(r"</?\w+>", "T", text)) <= 22  # tokens, without the one that ends it
         assert error_kind(problem.prompt, text) == "right"
-
-
-def test_carries_are_counted():
-    found = {prompt: carries(prompt) for prompt in ("12+34=", "47+35=", "81+41=", "47+85=")}
-    assert list(found.values()) == [0, 1, 1, 2]
-    assert carries("19+81=") == 2  # the second column carries only because the first does
 
 
 def test_the_careless_student_forgets_and_adds_carries_as_often_as_stated():
@@ -64,14 +48,6 @@ def test_the_careless_student_forgets_and_adds_carries_as_often_as_stated():
         for due, added in ((True, 0.5), (False, 0.2)):
             count = seen[place, due, True] + seen[place, due, False]
             assert seen[place, due, True] / count == pytest.approx(added, abs=0.03)
-
-
-def test_the_careless_student_repeats_with_the_seed():
-    first, again, other = (
-        [careless_solution("47+85=", random.Random(seed + i)) for i in range(20)]
-        for seed in (0, 0, 100)
-    )
-    assert first == again != other
 
 
 @pytest.mark.parametrize(

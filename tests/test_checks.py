@@ -12,10 +12,9 @@ from conftest import edit, random_model, text_tokenizer
 from safetensors.torch import load_file, save_file
 
 import train
-from support.checks import check_stops, say_shared
 from support.errors import InputError
-from support.models import load_model
-from support.tasks import SYSTEM_PROMPT, Problem, encode, load_task, render
+from support.models import check_stops, load_model
+from support.tasks import SYSTEM_PROMPT, Problem, encode, load_task, render, say_shared
 from support.tiny import TINY_POLICY, make_tokenizer
 
 SHORT = ["--n", "4", "--m", "2", "--prompts-per-step", "2", "--steps", "2", "--eval-problems", "8"]

@@ -51,20 +51,6 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(arguments, words, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
-def test_file_that_is_not_jsonl_names_the_line(tmp_path, capsys):
-    path = tmp_path / "sums.jsonl"
-    path.write_text('{"question": "12+34=", "answer": "46"}\nnot json\n')
-    assert train.main(["--task", str(path), "--out", str(tmp_path / "run")]) == 2
-    (line,) = said(capsys)
-    assert "sums.jsonl, line 2 " in line
-
-
-def test_a_resumed_run_keeps_its_settings(finished, capsys):
-    assert train.main(["--resume", "--out", str(finished), "--lr", "0.1"]) == 2
-    (line,) = said(capsys)
-    assert "--lr 0.1 differs" in line
-
-
 def test_the_settings_that_are_not_the_defaults_are_printed(tmp_path, capsys):
     out = str(tmp_path / "run")
     assert train.main(flags(steps=1, out=out)) == 0

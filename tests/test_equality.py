@@ -63,7 +63,7 @@ x \in [-2,7]  =  [-2,7]  -2 \le x \le 7  !  (-2,7)  [-2,7)
 stop  =  Stop  \text{stop}  !  pots  s t
 \text{Evelyn}  =  Evelyn  !  Eve
 no  =  No  \text{no}  !  on
-NaCl  =  \text{NaCl}  \mathrm{NaCl}  !  ClNa  Na
+NaCl  =  \text{NaCl}  \mathrm{NaCl}  \ce{NaCl}  !  ClNa  Na
 H_2O  =  H2O  \text{H}_2\text{O}  \mathrm{H_{2}O}  !  OH_2  H_2O_2
 k  !  K  2k
 3R^2  =  3 R^2  !  3r^2
@@ -176,8 +176,7 @@ x^2-4x+4  =  (x-2)^2  (2-x)^2  !  (x+2)^2
      \left[\begin{array}{cc}1 & 2 \\3 & 4\end{array}\right]
      \begin{smallmatrix}1 & 2 \\3 & 4\end{smallmatrix}
 \begin{pmatrix}1 \\ 2\end{pmatrix}  =  \left(\begin{matrix}1 \\ 2\end{matrix}\right)
-\mathbb{R}  =  \mathbb R  (-\infty,\infty)  ℝ  \R  x\in\mathbb{R}  (-\infty,0]\cup(0,\infty)  !
-     (0,\infty)  R  \mathbb{Z}
+\mathbb{R}  =  \mathbb R  (-\infty,\infty)  ℝ  \R  x\in\mathbb{R}  !  (0,\infty)  R  \mathbb{Z}
 \vec{v}  =  \vec v
 \hat i+\hat j  =  \hat{i}+\hat{j}
 (-\infty,\infty)  =  \mathbb{R}
@@ -221,9 +220,9 @@ x \ne 3  =  x != 3  x \neq 3  x\not=3  2x\ne 6  \mathbb{R}\setminus\{3\}
 x<2  =  x\lt 2  2>x  2\gt x  (-\infty,2)  !  x>2  x\le 2
 0<f(x)<1  =  (0,1)  1>f(x)>0  !  [0,1)  (1,0)
 -2\le x\le 7  =  x\in[-2,7]  -2\\le x\\le 7  7\ge x\ge -2  !  -2<x<7
-(0,2)  =  (0,1]\cup(1,2)  (0,1)\cup\{1\}\cup(1,2)  (-1,2)\cap(0,5)  (0,3)\setminus[2,3)  !
-     (0,1)\cup(1,2)  [0,1]\cup(1,2)
-\mathbb{R}\setminus\{-2,2\}  =  (-\infty,-2)\cup(-2,2)\cup(2,\infty)  !
+(0,2)  !  (0,1)\cup(1,2)  (0,1]\cup(1,2)
+\mathbb{R}\setminus\{-2,2\}  =  (-\infty,-2)\cup(-2,2)\cup(2,\infty)
+     \mathbb{R} \setminus \{2, -2\}  (2,\infty)\cup(-2,2)\cup(-\infty,-2)  !
      (-\infty,-2)\cup(2,\infty)
 (-\infty,a)\cup(b,\infty)  =  (b,\infty)\cup(-\infty,a)  !  (-\infty,b)\cup(a,\infty)
 3  =  \gcd(18,3)  \operatorname{gcd}(18,3)  \max(1,3,2)  \min(3,4)  \operatorname{lcm}(1,3)  !
@@ -237,6 +236,12 @@ x=12000  =  12 000  !  12
 10\text{ cm}^2  =  10  10 square cm  10 cm^2  10 sq cm  !  10 cm  10 cm^3  10 m^2
 5 J  =  5  5J  !  5 N
 \alpha+1  =  α+1  1+α  !  a+1
+30  =  30 min  30min  30 (minutes)  30(minutes)  30 [%]  !  30x
+\mathbb{Z}  =  ℤ  \mathbb Z  !  Z
+f^{-1}(3)=12  =  12  !  3
+\mathbf{v}  =  v  \mathbf v  !  w
+(-\infty,2)\cup(3,\infty)  =  (-inf, 2) U (3, inf)  (-\infty,2) \text{ or } (3,\infty)
+x \approx 5  =  ≈ 5  approx. 5  x = 5  ca. 5  !  6
 """
 ROWS = re.sub(r"\n {5}", "  ", TABLE.strip()).split("\n")
 

@@ -13,7 +13,6 @@ import pytest
 from conftest import run_command, without_times
 
 import train
-from support.files import new_folder
 from support.tasks import load_task
 
 SHORT = ["--n", "4", "--m", "2", "--prompts-per-step", "2", "--steps", "2", "--eval-problems", "8"]
@@ -51,12 +50,6 @@ def test_a_lock_that_another_holds_still_keeps_others_out(tmp_path, capsys):
 
 
 # ---- folders -------------------------------------------------------------------------------------
-
-
-def test_folders_of_one_second_are_three(tmp_path, monkeypatch):
-    monkeypatch.setattr("time.strftime", lambda _: "20260101-000000")
-    names = [new_folder(tmp_path / "runs").name for _ in range(3)]
-    assert names == ["20260101-000000", "20260101-000000-2", "20260101-000000-3"]
 
 
 def test_runs_without_out_do_not_meet(tmp_path, monkeypatch):

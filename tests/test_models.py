@@ -12,12 +12,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import train
 from support import tiny
 from support.errors import InputError
-from support.models import load_model
+from support.models import EMBEDDED, load_model
 from support.run import Run
 from support.storage import Folder
 
 
-@pytest.mark.parametrize("name", tiny.EMBEDDED)
+@pytest.mark.parametrize("name", EMBEDDED)
 def test_the_embedded_policies_are_found_from_anywhere(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, tokenizer = load_model(name)

@@ -1,7 +1,6 @@
 """A reward of one's own: what it is given, where its part appears, how bad ones end."""
 
 import json
-from pathlib import Path
 
 import pytest
 from conftest import TASK, flags, metrics, small, without_times
@@ -73,15 +72,17 @@ def test_its_part_has_its_weight_and_none_changes_nothing(mine):
 def test_its_part_is_logged_evaluated_and_may_be_what_the_rule_sees(mine, tmp_path):
     settings = {"reward": mine(BREVITY), "select_by": "brevity", "rule": "max_reward", "steps": 1}
     rows = train.train(small(**settings), tmp_path / "run")
-    rollouts = metrics(tmp_path / "run", "rollouts.jsonl")
-    kept = [row["brevity"] for row in rollouts if row["kept"]]
-    assert min(kept) >= max(row["brevity"] for row in rollouts if not row["kept"])
+    for group in metrics(tmp_path / "run", "groups.jsonl"):
+        brevity = group["parts"]["brevity"]
+        assert sorted(brevity)[-4:] == sorted(brevity[i] for i in group["kept"])
+    parts = set(rows[1]["rewards"])
     assert 0 < rows[1]["rewards"]["brevity"] < 1 and 0 < rows[1]["eval"][TASK]["brevity"] < 1
+    assert rows[1]["eval"][TASK].keys() <= TAKEN | parts | {"pass@1"}
     for name in ("rollouts.jsonl", "evaluation.jsonl"):
         for row in metrics(tmp_path / "run", name):
-            assert row["brevity"] == 1 / (1 + len(row["completion"]))
-            assert row.keys() <= TAKEN | set(rows[1]["rewards"])
-    assert rows[1]["eval"][TASK].keys() <= TAKEN | set(rows[1]["rewards"]) | {"pass@1"}
+            expected = 1 / (1 + len(row["completion"]))
+            assert row["brevity"] == pytest.approx(expected, abs=1e-4)
+            assert row.keys() <= TAKEN | parts
 
 
 @pytest.mark.parametrize(
@@ -139,9 +140,9 @@ def test_arrays_tensors_and_truth_values_are_numbers(mine, numbers):
     assert run.score([Problem("", "1")] * 2, ["1", "2"])["brevity"] == [1.0, 1.0]
 
 
-def test_a_function_that_fails_later_ends_the_run_with_the_completions_number(mine, capsys):
+def test_a_function_that_fails_later_ends_the_run_in_one_line(mine, tmp_path, capsys):
     code = "def brevity(completions, **others):\n    return [1, 1, 1][: len(completions)]\n"
-    assert train.main(flags(reward=mine(code), out=Path(TASK).parent / "failing")) == 2
+    assert train.main(flags(reward=mine(code), out=tmp_path / "run")) == 2
     assert "gives 3 values [1, 1, 1] for 16 completions" in capsys.readouterr().err
 
 

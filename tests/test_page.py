@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from browser import CHROMIUM, Browser
+from conftest import ROOT
 
 from grpo import group_advantages
 from pods import RULES
@@ -174,10 +175,12 @@ def test_a_page_stays_small_however_long_the_run_is(tmp_path, monkeypatch):
         assert all(step % every == 0 for step in steps)
 
 
-def test_the_template_is_small_and_makes_no_html():
-    text = TEMPLATE.read_text()
+def test_the_template_is_small_makes_no_html_and_is_the_stored_pages():
+    text, stored = TEMPLATE.read_text(), (ROOT / "docs" / "explore.html").read_text()
     assert len(text) <= 45_000 and text.isascii()
     assert not [word for word in ("HTML(", "innerHTML", "eval(", "document.write") if word in text]
+    assert all(part in stored for part in text.partition("__POLICY__")[2].split("__DATA__"))
+    assert len(stored) < 1_500_000
 
 
 # ---- in a browser --------------------------------------------------------------------------------

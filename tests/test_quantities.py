@@ -38,15 +38,6 @@ def test_a_power_of_ten_is_exact(digits, exponent):
     assert number(f"{digits}e{exponent}") == value
 
 
-@given(st.integers(0, 10**9), st.integers(2, 16))
-def test_a_number_in_a_base_has_the_value_that_python_gives(value, base):
-    digits, rest = "", value
-    while rest or not digits:
-        digits, rest = "0123456789ABCDEF"[rest % base] + digits, rest // base
-    if any(digit.isdigit() for digit in digits):
-        assert number(f"{digits}_{{{base}}}") == int(digits, base)
-
-
 @given(st.integers(0, 99), st.integers(1, 999))
 def test_a_repeating_decimal_is_what_long_division_gives(whole, cycle):
     text = rf"{whole}.\overline{{{cycle}}}"

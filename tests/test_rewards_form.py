@@ -93,23 +93,8 @@ def test_errors_say_what_to_change():
         score(["a"], ["1"], {"accurcy": 1})
 
 
-PIECES = [
-    "<think>",
-    "</think>",
-    "<answer>",
-    "</answer>",
-    "\\boxed{",
-    "}",
-    "{",
-    "\\frac",
-    "####",
-    "5",
-    "-",
-    ",",
-    "(",
-    ")",
-    "%",
-    "$",
+PIECES = [*rewards.TAGS, "\\boxed{", "}", "{", "\\frac", "####", "5", "-", ",", "(", ")", "%", "$"]
+PIECES += [
     ".",
     "\\pm",
     "x",
@@ -121,6 +106,21 @@ PIECES = [
     "answer is ",
     " ",
     "\n",
+    "\\cup",
+    "[",
+]
+PIECES += [
+    "<",
+    "\\infty",
+    "\\{",
+    "\\}",
+    "\\mathbb{R}",
+    "\\setminus",
+    "|",
+    "\\approx",
+    ";",
+    "&",
+    "é",
 ]
 TEXTS = st.text() | st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 

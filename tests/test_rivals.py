@@ -26,12 +26,15 @@ def mixed_score(completions, answers, weights=None, opens_think=False):
     return {name: values * times for name, values in parts.items()}
 
 
+finished = []  # of what `step_with` kept, by call
+
+
 def step_with(monkeypatch, **settings) -> tuple[list[list[int]], torch.Tensor]:
     """What one step kept of each group, and the advantages that the update was given."""
     seen = {}
 
     def update(learner, kept, advantages, max_new_tokens):
-        seen["advantages"] = advantages
+        seen["advantages"], seen["finished"] = advantages, kept.finished
         return {"loss": 0.0, "grad_norm": 0.0, "skipped": True, "logprob_gap": {}}
 
     def down_sample(rewards, m, rule, generator):
@@ -44,6 +47,7 @@ def step_with(monkeypatch, **settings) -> tuple[list[list[int]], torch.Tensor]:
         patch.setattr(train, "down_sample", down_sample)
         patch.setattr(train, "update", update)
         train.train_step(Run(small(n=8, m=4, **settings)), 1)
+    finished.append(seen["finished"])
     return seen["keep"].tolist(), seen["advantages"]
 
 
@@ -76,6 +80,15 @@ def test_advantages_are_those_of_the_total_over_the_kept_or_over_all(monkeypatch
             assert again == keep
             expected = [normalised(kept, everything, scale == "std")] * 2
             torch.testing.assert_close(advantages, torch.tensor(expected))
+
+
+def test_what_was_cut_off_may_have_no_advantage(monkeypatch):
+    short = dict(max_new_tokens=20)  # some sums need 19 tokens, most need more
+    _, plain = step_with(monkeypatch, **short)
+    _, masked = step_with(monkeypatch, mask_truncated=True, **short)
+    ended = finished[-1]
+    assert ended.any() and not ended.all()
+    assert torch.equal(masked[ended], plain[ended]) and not masked[~ended].any()
 
 
 def test_max_advantage_takes_what_is_farthest_from_the_mean():

@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 
 import pytest
@@ -25,7 +24,7 @@ import train
 from support import evaluation
 from support.files import checkpoints, load_checkpoint
 from support.processes import Processes
-from support.stopping import SIGNALS, Lasting, StopSignal
+from support.stopping import SIGNALS, StopSignal
 
 
 def resume(out, *arguments: object) -> int:
@@ -142,19 +141,6 @@ def test_signals_that_are_ignored_stay_so():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_outside_the_main_thread_signals_are_left_alone():
-    found = []
-
-    def enter() -> None:
-        with StopSignal(Processes()) as stop:
-            found.append(stop.asked())
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert found == [False]
-
-
 def test_second_ctrl_c_leaves_at_once(tmp_path, monkeypatch, capsys):
     def twice(run, step: int):
         os.kill(os.getpid(), signal.SIGINT)
@@ -203,13 +189,6 @@ def unread():
     with open(write, "w") as stream:
         yield stream
         stream.flush()  # this, too, is no error any more
-
-
-def test_what_nobody_reads_goes_nowhere(unread):
-    stream = Lasting(unread)
-    for _ in range(3):
-        print("x" * 100_000, file=stream, flush=True)
-    assert stream.encoding == unread.encoding  # all else is the stream's own
 
 
 def test_a_run_goes_on_when_nobody_reads_its_output(unread, finished, tmp_path, monkeypatch):

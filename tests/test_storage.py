@@ -29,19 +29,11 @@ from support.files import (
     read_rows,
     save_checkpoint,
     save_model,
-    write_atomically,
 )
 from support.run import Run
 from support.storage import Folder, Progress
 
 # ---- files ---------------------------------------------------------------------------------------
-
-
-def test_a_file_is_replaced_at_once(tmp_path):
-    path = tmp_path / "eval.json"
-    path.write_text("old")
-    write_atomically(path, "new")
-    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
 
 
 def test_checkpoints_are_ordered_by_number_and_two_are_kept(tmp_path):
@@ -192,13 +184,6 @@ def test_a_folder_that_holds_something_is_not_overwritten(finished, capsys):
     assert (finished / "metrics.jsonl").read_text() == before
 
 
-def test_the_command_can_be_given_again_if_it_failed_at_the_beginning(tmp_path):
-    """A lock alone is no run."""
-    Folder(tmp_path / "run", Run(small())).create()
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock"]
-    train.train(small(steps=1), tmp_path / "run")
-
-
 # ---- going back ----------------------------------------------------------------------------------
 
 
@@ -278,17 +263,6 @@ def test_what_cannot_be_resumed_says_so_and_loses_nothing(finished, tmp_path, ca
     assert "no checkpoint that can be read" in capsys.readouterr().err
     assert (out / "metrics.jsonl").read_text() == before
     assert json.loads((out / "config.json").read_text())["steps"] == 6  # as before
-
-
-def test_a_damaged_line_in_the_log_loses_nothing(finished, tmp_path, capsys):
-    out = tmp_path / "run"
-    shutil.copytree(finished, out)
-    lines = (out / "metrics.jsonl").read_text().splitlines()
-    damaged = "\n".join([*lines[:2], '{"broken', *lines[3:]]) + "\n"
-    (out / "metrics.jsonl").write_text(damaged)
-    assert train.main(["--resume", "--out", str(out), "--steps", "8"]) == 2
-    assert "metrics.jsonl, line 3 is damaged" in capsys.readouterr().err
-    assert (out / "metrics.jsonl").read_text() == damaged
 
 
 def test_folders_that_cannot_be_written_are_one_line(tmp_path, capsys):

@@ -12,9 +12,16 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from rewards import TAGS
-from support import tasks
-from support.tasks import SYSTEM_PROMPT, Problem, encode, load_task, opens_think, render
+from rewards import TAGS, accuracy
+from support.tasks import (
+    SYSTEM_PROMPT,
+    Problem,
+    carries,
+    encode,
+    load_task,
+    opens_think,
+    render,
+)
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 real_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DATA}")
@@ -48,15 +55,13 @@ def test_sums_are_right_and_a_tenth_is_held_out_for_ever():
     assert max(Counter(p.prompt[:2] for p in test).values()) < 25  # 9 of each on average
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_carries_are_the_sums_of_the_same_split_in_which_both_columns_carry(split):
-    def both(prompt):
-        (a, b), (c, d) = (map(int, number) for number in prompt.removesuffix("=").split("+"))
-        return b + d > 9 and a + c + 1 > 9
-
-    expected = [problem for problem in load_task("arithmetic", split) if both(problem.prompt)]
-    assert load_task("carries", split) == expected
-    assert len(expected) == {"train": 2167, "test": 218}[split]
+def test_carries_are_the_sums_in_which_both_columns_carry():
+    counted = {prompt: carries(prompt) for prompt in ("12+34=", "47+35=", "81+41=", "47+85=")}
+    assert list(counted.values()) == [0, 1, 1, 2]
+    assert carries("19+81=") == 2  # the second column carries only because the first does
+    for split, count in (("train", 2167), ("test", 218)):
+        both = [p for p in load_task("arithmetic", split) if carries(p.prompt) == 2]
+        assert load_task("carries", split) == both and len(both) == count
 
 
 # ---- rows in the hub's schemas -------------------------------------------------------------------
@@ -64,6 +69,10 @@ def test_carries_are_the_sums_of_the_same_split_in_which_both_columns_carry(spli
 
 def gsm8k_row(question, answer="He pays 3*4=<<3*4=12>>12 dollars.\n#### 12"):
     return {"question": question, "answer": answer}
+
+
+def math_row(solution):
+    return {"problem": "q", "level": "Level 1", "type": "Algebra", "solution": solution}
 
 
 def chemistry_row(question, key="B", domain="Chemistry", kind="mcq-4-choices"):
@@ -74,45 +83,28 @@ def chemistry_row(question, key="B", domain="Chemistry", kind="mcq-4-choices"):
 
 
 @pytest.mark.parametrize(
-    ("written", "gold"),
+    ("task", "row", "gold"),
     [
-        ("He pays 3*4=<<3*4=12>>12 dollars.\n#### 12", "12"),
-        ("#### 1,500", "1500"),
-        ("#### 1,234,567.5", "1234567.5"),
-        ("#### $2,000", "$2000"),
-        ("first #### 7, no:\n#### -8", "-8"),
+        ("gsm8k", gsm8k_row("q", "He pays 3*4=<<3*4=12>>12 dollars.\n#### 12"), "12"),
+        ("gsm8k", gsm8k_row("q", "#### 1,234,567.5"), "1234567.5"),
+        ("gsm8k", gsm8k_row("q", "#### $2,000"), "$2000"),
+        ("gsm8k", gsm8k_row("q", "first #### 7, no:\n#### -8"), "-8"),
+        ("math", math_row(r"hence the odds are $\boxed{\frac{3}{8}}$ as claimed"), r"\frac{3}{8}"),
+        ("math", math_row(r"$\boxed{1}$, then $\boxed{\left\{1\right\}}$"), r"\left\{1\right\}"),
+        ("math", math_row(r"so $\boxed{15\frac{1}{2}}$ or $\fbox{\frac{31}{2}}$"), r"\frac{31}{2}"),
+        ("math500", {"problem": "q", "answer": "4"}, "4"),
     ],
-)
-def test_the_gold_answer_of_gsm8k_is_what_follows_the_last_hashes(tmp_path, written, gold):
-    write(tmp_path / "train.jsonl", [gsm8k_row("How much?", written)])
-    assert load_task("gsm8k", "train", tmp_path) == [Problem("How much?", gold)]
-
-
-def test_one_folder_serves_several_tasks(tmp_path):
-    write(tmp_path / "gsm8k" / "test.jsonl", [gsm8k_row("q", "#### 3")])
-    write(tmp_path / "math500" / "test.jsonl", [{"problem": "p", "answer": "4"}])
-    assert load_task("gsm8k", "test", tmp_path) == [Problem("q", "3")]
-    assert load_task("math500", "test", str(tmp_path)) == [Problem("p", "4")]
-
-
-@pytest.mark.parametrize(
-    ("solution", "gold"),
-    [
-        (r"hence the odds are $\boxed{\frac{3}{8}}$ as claimed", r"\frac{3}{8}"),
-        (r"$\boxed{1}$, then $\boxed{\left\{1, \sqrt{2}\right\}}.$", r"\left\{1, \sqrt{2}\right\}"),
-        (r"so $15\frac{1}{2},$ or $\boxed{\frac{31}{2}}$ inches", r"\frac{31}{2}"),
-    ],
-)
-def test_the_gold_answer_of_math_is_the_last_balanced_box(tmp_path, solution, gold):
-    row = {"problem": "What?", "level": "Level 1", "type": "Algebra", "solution": solution}
-    write(tmp_path / "train.jsonl", [row])
-    assert load_task("math", "train", tmp_path) == [Problem("What?", gold)]
+)  # fmt: skip
+def test_the_gold_answer_is_what_the_dataset_marks_last(tmp_path, task, row, gold):
+    """From a folder named after the task: one folder can serve several."""
+    write(tmp_path / task / "test.jsonl", [row])
+    assert load_task(task, "test", tmp_path) == [Problem("q", gold)]
 
 
 def test_an_ungradable_gold_answer_is_dropped_and_said(tmp_path, capsys):
     rows = [gsm8k_row("a"), gsm8k_row("b", "no hashes here"), gsm8k_row("c", "####  ")]
     write(tmp_path / "train.jsonl", rows)
-    assert [p.prompt for p in load_task("gsm8k", "train", tmp_path)] == ["a"]
+    assert [p.prompt for p in load_task("gsm8k", "train", str(tmp_path))] == ["a"]
     captured = capsys.readouterr()
     assert "gsm8k train: 1 problems, 2 dropped (answer does not parse)\n" in captured.err
     assert captured.out == ""
@@ -130,40 +122,34 @@ def test_chemistry_shows_its_choices_and_asks_for_a_letter(tmp_path):
 
 
 def test_a_key_that_labels_no_choice_is_dropped_not_guessed(tmp_path, capsys):
-    rows = [chemistry_row(f"q{i}") for i in range(20)]
-    for row, key in zip(rows, ["E", "", "b", None], strict=False):
-        row["answerKey"] = key
+    rows = [chemistry_row(f"q{i}", key) for i, key in enumerate(["E", "", "b", None] + ["B"] * 16)]
     write(tmp_path / "any.jsonl", rows)
     kept = load_task("sciknoweval", "train", tmp_path) + load_task("sciknoweval", "test", tmp_path)
-    assert sorted(p.prompt.split("\n")[0] for p in kept) == sorted(f"q{i}" for i in range(4, 20))
+    assert sorted(p.columns["question"] for p in kept) == sorted(f"q{i}" for i in range(4, 20))
     dropped = re.findall(r"(\d+) dropped", capsys.readouterr().err)
     assert sum(map(int, dropped)) == 4
 
 
 def test_the_chemistry_split_ignores_row_order_and_other_rows(tmp_path):
     rows = [chemistry_row(f"question {i}") for i in range(200)]
-    twins = [chemistry_row(f"question {i}", "C") for i in range(0, 200, 2)]  # other keys, same text
-    for i, row in enumerate(twins):
-        row["choices"] = {"text": [f"{i}", "x", "y", "z"], "label": ["A", "B", "C", "D"]}
+    rows += [chemistry_row(f"question {i}", "C") for i in range(0, 200, 2)]  # other keys, same text
     others = [chemistry_row(f"question {i}", domain="Physics") for i in range(300)]
     others += [chemistry_row(f"open {i}", kind="open-ended-qa") for i in range(50)]
-    mixed = rows + twins + others
+    mixed = rows + others
     random.Random(1).shuffle(mixed)
-    write(tmp_path / "plain" / "rows.jsonl", rows + twins)
+    write(tmp_path / "plain" / "rows.jsonl", rows)
     write(tmp_path / "mixed" / "a.jsonl", mixed[:300])
     write(tmp_path / "mixed" / "b.jsonl", mixed[300:])
-    splits = {
-        (folder, split): load_task("sciknoweval", split, tmp_path / folder)
-        for folder in ("plain", "mixed")
-        for split in ("train", "test")
-    }
+    questions, count = {}, 0
     for split in ("train", "test"):
-        assert set(splits["plain", split]) == set(splits["mixed", split])
-    assert sum(len(splits["plain", split]) for split in ("train", "test")) == 300
-    questions = {
-        s: {p.prompt.split("\n")[0] for p in splits["plain", s]} for s in ("train", "test")
-    }
-    assert not questions["train"] & questions["test"]
+        plain, shuffled = (
+            load_task("sciknoweval", split, tmp_path / name) for name in ("plain", "mixed")
+        )
+        assert Counter((p.prompt, p.answer) for p in plain) == Counter(
+            (p.prompt, p.answer) for p in shuffled
+        )
+        questions[split], count = {p.columns["question"] for p in plain}, count + len(plain)
+    assert not questions["train"] & questions["test"] and count == 300
     assert len(questions["test"]) == 20
 
 
@@ -182,11 +168,6 @@ def test_an_own_file_holds_out_a_tenth_of_its_questions(tmp_path):
     assert set(load_task(str(path), "test")) == set(test)
 
 
-def test_two_own_questions_are_enough(tmp_path):
-    path = write(tmp_path / "two.jsonl", [{"question": q, "answer": "1"} for q in "ab"])
-    assert [len(load_task(str(path), split)) for split in ("train", "test")] == [1, 1]
-
-
 @pytest.mark.parametrize("name", ["", "train.jsonl", "test.jsonl"])
 def test_a_file_beside_it_is_the_other_split(tmp_path, name):
     write(tmp_path / "train.jsonl", [{"question": f"q{i}", "answer": "1"} for i in range(20)])
@@ -195,21 +176,22 @@ def test_a_file_beside_it_is_the_other_split(tmp_path, name):
     assert load_task(str(tmp_path / name), "test") == [Problem("held out", "2")]
 
 
-def test_a_file_of_another_name_stands_alone(tmp_path):
+def test_a_file_of_another_name_stands_alone_and_needs_two_questions(tmp_path):
     write(tmp_path / "test.jsonl", [{"question": "held out", "answer": "2"}])
     path = write(tmp_path / "sums.jsonl", [{"question": q, "answer": "1"} for q in "ab"])
     problems = load_task(str(path), "train") + load_task(str(path), "test")
     assert sorted(p.prompt for p in problems) == ["a", "b"]
 
 
-def test_own_answers_are_read_as_they_are_written(tmp_path):
+def test_own_answers_are_read_as_they_are_written_and_other_columns_kept(tmp_path):
     answers = {"1999-12-31": "1999-12-31", " 3/4 ": "3/4", "so 2\n#### 1,000": "1000", 7: "7"}
     answers |= {"(1,200)": "(1,200)", 0.5: "0.5"}
-    rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate(answers)]
+    rows = [{"question": f"q{i}", "answer": answer, "i": i} for i, answer in enumerate(answers)]
     write(tmp_path / "train.jsonl", rows)
     write(tmp_path / "test.jsonl", rows[:1])
     problems = load_task(str(tmp_path), "train")
     assert [p.answer for p in problems] == list(answers.values())
+    assert [p.columns for p in problems] == [{"i": i} for i in range(6)]
 
 
 # ---- one clear error -----------------------------------------------------------------------------
@@ -221,11 +203,10 @@ GOOD = '{"question": "q", "answer": "1"}\n'
     ("text", "message"),
     [
         (GOOD + "\n" + "not json\n", "line 3 is not a JSON object"),
-        (GOOD + GOOD[:-5], "line 2 is not a JSON object"),
         (GOOD + "[1, 2]\n", "line 2 is not a JSON object"),
+        ("[" * 100_000 + "\n", "line 1 is not a JSON object"),
         (b"PAR1\x15\x04\xff\xfe\x00\n", "line 1 is not a JSON object"),
         ("", "is empty"),
-        ("\n \n", "is empty"),
         (GOOD + '{"question": "q2"}\n', "row 2: the field 'answer'"),
         ('{"prompt": "q", "answer": "1"}\n', "row 1: the field 'question'"),
         (GOOD + '{"question": "q", "answer": ["1"]}\n', "row 2: the field 'answer'"),
@@ -233,7 +214,7 @@ GOOD = '{"question": "q", "answer": "1"}\n'
         (GOOD + '{"question": "q", "answer": NaN}\n', "row 2: the field 'answer'"),
         (
             "".join(json.dumps({"question": str(i), "answer": ""}) + "\n" for i in range(3)),
-            "none of .* can be graded",
+            "none of 2 train .* can be graded",
         ),
         (
             GOOD,
@@ -247,22 +228,6 @@ def test_a_bad_own_file_is_one_clear_line(tmp_path, text, message):
     with pytest.raises(ValueError, match=message) as caught:
         load_task(str(path), "train")
     assert "own.jsonl" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (GOOD + "not json\n", "train.jsonl, line 2 is not a JSON object"),
-        ("", "train.jsonl is empty"),
-        ('{"problem": "q", "answer": "1"}\n', "row 1: the field 'question'.*problem"),
-        (GOOD, "none of 1 train problems can be graded"),
-    ],
-)
-def test_bad_data_of_a_named_task_is_one_clear_line(tmp_path, text, message):
-    (tmp_path / "train.jsonl").write_text(text)
-    with pytest.raises(ValueError, match=message) as caught:
-        load_task("gsm8k", "train", tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -284,12 +249,15 @@ def test_a_wrong_request_is_one_clear_line(name, split, source, message):
         load_task(name, split, source)
 
 
-def test_rows_that_choices_do_not_fit_are_named(tmp_path):
+def test_a_bad_row_of_a_named_task_is_one_clear_line(tmp_path):
     row = chemistry_row("Which?")
     row["choices"]["label"] = ["A", "B"]
     write(tmp_path / "any.jsonl", [row])
     with pytest.raises(ValueError, match="sciknoweval, train row 1"):
         load_task("sciknoweval", "train", tmp_path)
+    write(tmp_path / "train.jsonl", [{"problem": "q", "answer": "1"}])
+    with pytest.raises(ValueError, match=r"gsm8k, train row 1: the field 'question'.*problem"):
+        load_task("gsm8k", "train", tmp_path)
 
 
 # ---- the hub -------------------------------------------------------------------------------------
@@ -341,37 +309,28 @@ def test_what_is_asked_of_the_hub(monkeypatch):
 
 
 @real_data
-def test_all_of_gsm8k_loads(capsys):
+def test_all_of_gsm8k_and_math500_loads(tmp_path, capsys):
     for split, count in (("train", 7473), ("test", 1319)):
-        problems = load_task("gsm8k", split, DATA / "gsm8k")
+        problems = load_task("gsm8k", split, DATA)
         assert f"gsm8k {split}: {count} problems, 0 dropped" in capsys.readouterr().err
-        assert len(problems) == count
         assert all(re.fullmatch(r"-?\d+(\.\d+)?", p.answer) for p in problems)
-
-
-@real_data
-def test_all_of_math500_loads_and_its_solutions_end_in_the_same_answers(tmp_path):
-    problems = load_task("math500", "test", DATA)  # in the subfolder of the task's name
+    problems = load_task("math500", "test", DATA)
     assert len(problems) == 500
     lines = (DATA / "math500" / "test.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    stand_in = [
-        {"problem": r["problem"], "level": "", "type": "", "solution": r["solution"]} for r in rows
-    ]
-    write(tmp_path / "test.jsonl", stand_in)
-    from_boxes = load_task("math", "test", tmp_path)
-    assert [p.prompt for p in from_boxes] == [p.prompt for p in problems]
-    pairs = zip(from_boxes, problems, strict=True)
-    assert [(a.answer, b.answer) for a, b in pairs if a.answer != b.answer] == []
+    solutions = [json.loads(line)["solution"] for line in lines]
+    write(tmp_path / "test.jsonl", map(math_row, solutions))
+    boxes = load_task("math", "test", tmp_path)
+    # One has two boxes: "\\boxed{15\\frac{39}{40}}, or \\boxed{\\frac{639}{40}}".
+    pairs = [(box.answer, problem.answer) for box, problem in zip(boxes, problems, strict=True)]
+    assert [pair for pair in pairs if not accuracy(f"<answer>{pair[0]}</answer>", pair[1])] == []
 
 
 @real_data
 def test_all_of_chemistry_loads_and_no_question_is_on_both_sides():
     splits = {s: load_task("sciknoweval", s, DATA / "sciknoweval") for s in ("train", "test")}
     assert {s: len(problems) for s, problems in splits.items()} == {"train": 5645, "test": 618}
-    both = splits["train"] + splits["test"]
-    assert {p.answer for p in both} == set("ABCD")
-    questions = {s: {p.prompt.split("\n\nA) ")[0] for p in splits[s]} for s in splits}
+    assert {p.answer for p in splits["train"] + splits["test"]} == set("ABCD")
+    questions = {s: {p.columns["question"] for p in splits[s]} for s in splits}
     assert len(questions["train"]) + len(questions["test"]) == 6170
     assert not questions["train"] & questions["test"]
 
@@ -381,10 +340,6 @@ def test_all_of_chemistry_loads_and_no_question_is_on_both_sides():
 CHAT = (
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-NO_SYSTEM = (
-    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
-    "{% endif %}" + CHAT
 )
 
 
@@ -408,40 +363,24 @@ def chat_tokenizer(template=CHAT, bos="<bos>"):
 def test_a_prompt_is_what_the_chat_template_makes_of_it():
     tokenizer = chat_tokenizer()
     ids = render(tokenizer, "What is 6*7?")
-    messages = [
-        {"role": "system", "content": SYSTEM_PROMPT},
-        {"role": "user", "content": "What is 6*7?"},
-    ]
-    own = tokenizer.apply_chat_template(
-        messages, tokenize=True, add_generation_prompt=True, return_dict=False
-    )
-    assert ids == own
-    assert type(ids) is list
-    assert all(type(i) is int for i in ids)
-    assert ids.count(tokenizer.bos_token_id) == 1
-    assert ids[0] == tokenizer.bos_token_id
+    system = {"role": "system", "content": SYSTEM_PROMPT}
+    user = {"role": "user", "content": "What is 6*7?"}
+    options = {"tokenize": True, "add_generation_prompt": True, "return_dict": False}
+    assert ids == tokenizer.apply_chat_template([system, user], **options)
+    assert type(ids) is list and all(type(i) is int for i in ids)
     text = tokenizer.decode(ids)
     assert text == (
         f"<bos><|system|>{SYSTEM_PROMPT}<|end|><|user|>What is 6*7?<|end|><|assistant|>"
     )
-    # The trap itself: the rendered text, tokenised again, has two.
+    # The trap itself: the rendered text has one BOS, tokenised again it has two.
+    assert ids.count(tokenizer.bos_token_id) == 1
     assert tokenizer(text)["input_ids"].count(tokenizer.bos_token_id) == 2
+    without = CHAT.removeprefix("{{ bos_token }}")
+    assert tokenizer.bos_token_id not in render(chat_tokenizer(without), "6*7?")
 
 
 def test_the_system_prompt_shows_every_tag_once_and_in_order():
     assert re.findall(r"</?\w+>", SYSTEM_PROMPT) == list(TAGS)
-
-
-def test_a_template_without_bos_gets_none():
-    template = CHAT.removeprefix("{{ bos_token }}")
-    ids = render(chat_tokenizer(template), "6*7?")
-    assert chat_tokenizer().bos_token_id not in ids
-
-
-def test_a_template_that_rejects_the_system_role_gets_it_from_the_user():
-    tokenizer = chat_tokenizer(NO_SYSTEM)
-    text = tokenizer.decode(render(tokenizer, "What is 6*7?"))
-    assert text == (f"<bos><|user|>{SYSTEM_PROMPT}\n\nWhat is 6*7?<|end|><|assistant|>")
 
 
 @pytest.mark.parametrize("bos", ["<bos>", None])
@@ -499,10 +438,3 @@ def test_smollm2_sees_gsm8k_through_its_own_template():
         f"<|im_start|>user\n{problems[0].prompt}<|im_end|>\n<|im_start|>assistant\n"
     )
     assert not opens_think(tokenizer, prompt_ids[0])
-
-
-def test_nesting_without_end_names_the_line(tmp_path):
-    path = tmp_path / "deep.jsonl"
-    path.write_text("[" * 100_000 + "\n")
-    with pytest.raises(ValueError, match="line 1"):
-        tasks.load_task(str(path), "train")
