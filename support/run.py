@@ -1,12 +1,10 @@
 """What a run holds in memory: model, data, sampler, seeds, clock. Nothing here touches the disk.
 
-    run = Run(config)                          # ready to train; train=False: to evaluate
-    problems, prompt_ids = run.prompts(step)
-    with run.clock("generate"): ...            # run.seconds["generate"]
-    run.leave()
-
-Everything random is a function of (seed, step, process), so a run that goes on needs no generator
-state: `run.seed("rollouts", step)` is the same number whenever and wherever it is asked for.
+run = Run(config)                          # ready to train; train=False: to evaluate
+problems, prompt_ids = run.prompts(step)
+with run.clock("generate"): ...            # run.seconds["generate"]
+parts = run.score(problems, completions)   # accuracy, format, tag_count, one's own, total
+run.leave()
 """
 
 import math
@@ -157,8 +155,6 @@ class Run:
         tested = {name: data.digest() for name, data in self.eval_data.items()}
         rewards = {reward.spec: reward.digest for reward in self.own_rewards}
         return {"train": self.train_data.digest()} | tested | rewards
-
-    # -- for one step
 
     def start_step(self) -> None:
         """Set the clock to 0."""
