@@ -72,6 +72,7 @@ def read(monkeypatch) -> list[tuple[int, int]]:
         return original(model, input_ids, *args, **kwargs)
 
     monkeypatch.setattr(logprobs, "read", watched)
+    monkeypatch.setattr(logprobs, "WORTH_A_PASS", 1)  # the rows of tests are short
     return shapes
 
 
@@ -191,6 +192,15 @@ def test_with_a_real_model(sizes, read):
 
 
 # ---- when rows are read whole --------------------------------------------------------------------
+
+
+def test_prompts_are_read_once_where_that_saves_enough_tokens(model, read, monkeypatch):
+    ids = torch.randint(1, 19, (1, 12)).repeat(5, 1)
+    for worth, passes in ((4 * 7, 2), (4 * 7 + 1, 1)):  # four prompts of 7 tokens are saved
+        monkeypatch.setattr(logprobs, "WORTH_A_PASS", worth)
+        read.clear()
+        token_log_probs(model, ids, torch.ones_like(ids), 5)
+        assert len(read) == passes
 
 
 def test_rows_of_different_prompts_are_read_whole(model, read):
