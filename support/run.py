@@ -42,6 +42,7 @@ class Run:
         eval_data, train_data: `Data`, the former by the name of its task.
         max_new_tokens: T, the longest completion.
         opens_think: whether the prompts end in an open <think>.
+        vllm_sleeps: whether vLLM gives its memory to the update.
         seconds: of this step's phases, see `clock`.
 
     Raises:
@@ -51,8 +52,9 @@ class Run:
     def __init__(self, config: Config, train: bool = True) -> None:
         self.config, self.processes = config, Processes()
         self.vllm_sleeps = True
-        if train and torch.cuda.is_available():
-            from support.plan import settle  # on a CPU nothing is chosen by it
+        planned = train and (config.sampler == "vllm" or config.micro_batch is None)
+        if planned and torch.cuda.is_available():
+            from support.plan import settle  # here, because a run on a CPU does without
 
             self.vllm_sleeps = settle(config, this_machine(self.processes.count))
         self.own_rewards = [own_reward.load(*part_and_weight(part)) for part in config.reward]

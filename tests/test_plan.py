@@ -130,10 +130,11 @@ def test_checkpointing_and_reading_prompts_once_need_less():
     assert update_bytes(sizes_of(shape, config), config, 16) < 0.75 * whole
 
 
-def test_where_prompts_are_read_once_a_second_set_of_gradients_is_counted():
+def test_where_prompts_are_read_once_a_second_set_of_gradients_is_counted(monkeypatch):
     """The prompt's pass and the completion's each have one, and they meet only at the end."""
     _, shape, config = small(hidden_size=256, intermediate_size=2048)
     config.max_prompt_tokens = config.max_new_tokens = 2
+    monkeypatch.setattr(logprobs, "WORTH_A_PASS", 1)
     weights = sum(weight.nbytes for weight in sizes_of(shape, config).parameters())
     whole = update_bytes(sizes_of(shape, config), config, 2)
     config.prompts_per_step = 1
