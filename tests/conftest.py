@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -121,20 +120,6 @@ def full_log_probs(model, ids, attention, T, temperature):
 
 def trained_weights(model) -> dict[str, torch.Tensor]:
     return {name: w.detach() for name, w in model.named_parameters() if w.requires_grad}
-
-
-def chi_square(counts: Counter, distribution: dict, draws: int) -> float:
-    """How many standard deviations the statistic is above its mean; rare outcomes are one cell."""
-    cells, rare = [], [0, 0.0]
-    for outcome, probability in distribution.items():
-        if probability * draws >= 5:
-            cells.append((counts[outcome], probability * draws))
-        else:
-            rare = [rare[0] + counts[outcome], rare[1] + probability * draws]
-    cells.append((rare[0], max(rare[1], 1.0)))
-    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
-    freedom = len(cells) - 1
-    return (statistic - freedom) / (2 * freedom) ** 0.5
 
 
 class Words:
