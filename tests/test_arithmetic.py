@@ -16,9 +16,8 @@ def test_every_worked_solution_holds_what_it_says_and_fits():
     assert worked_solution("47+85=") == solution
     for problem in load_task("arithmetic", "train") + load_task("arithmetic", "test"):
         text = worked_solution(problem.prompt)
-        sums = re.findall(r"([\d+]+)=(\d+)", text)
-        assert len(sums) == 2
-        assert all(sum(map(int, left.split("+"))) == int(right) for left, right in sums)
+        columns = re.findall(r"([\d+]+)=(\d+)", text)
+        assert [sum(map(int, left.split("+"))) - int(right) for left, right in columns] == [0, 0]
         assert text.endswith(f"</think><answer>{problem.answer}</answer>")
         assert len(re.sub(r"</?\w+>", "T", text)) <= 22  # tokens, without the one that ends it
         assert error_kind(problem.prompt, text) == "right"
@@ -40,7 +39,6 @@ def test_the_careless_student_forgets_and_adds_carries_as_often_as_stated():
         seen["inner", a0 + b0 >= 10, inner] += 1
         seen["leading", high >= 10, leading] += 1
         tags = re.findall(r"</?\w+>", text)
-        assert len(tags) == 4
         assert sum(tag != right for tag, right in zip(tags, TAGS, strict=True)) <= 1
         wrong_tags += tags != list(TAGS)
     assert wrong_tags / len(problems) == pytest.approx(0.3, abs=0.02)
@@ -56,7 +54,7 @@ def test_the_careless_student_forgets_and_adds_carries_as_often_as_stated():
         ("47+85=", "<think>7+5=12,4+8+1=13</think><answer>132</answer>\n", "right"),
         ("47+85=", "<think>7+5=12,4+8=12</think><answer>122</answer>", "inner carry"),
         ("10+16=", "<think>0+6=6,1+1+1=3</think><answer>36</answer>", "inner carry"),
-        # The first mistake counts, here also where the second one or the tags are wrong too.
+        # The first mistake counts, also where the second one or the tags are wrong too.
         ("47+85=", "<think>7+5=12,4+8=12</think><answer>22</answer>", "inner carry"),
         ("47+85=", "<answer>7+5=12,4+8=12</think><answer>122</answer>", "inner carry"),
         ("47+85=", "<think>7+5=12,4+8+1=13</think><answer>32</answer>", "leading carry"),
@@ -70,7 +68,6 @@ def test_the_careless_student_forgets_and_adds_carries_as_often_as_stated():
         ("47+85=", "<think>7+5=12,4+8+1=13<answer><answer>132</answer>", "form"),
         ("47+85=", "<think>7+5=12,4+8+1=13</think><answer>132", "form"),
         ("47+85=", "<think>7+5=12,4+8+1=13</think>", "form"),
-        ("47+85=", "132", "form"),
         ("47+85=", "", "form"),
         ("47+85=", "<think><answer></answer>", "form"),
     ],

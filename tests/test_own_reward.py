@@ -22,9 +22,9 @@ def brevity(completions, **others):
 def mine(tmp_path):
     """Writes a file with a function and returns the setting that weighs it."""
 
-    def write(code: str, name: str = "brevity", weight: float = 0.5) -> str:
+    def write(code: str, name: str = "brevity") -> str:
         (tmp_path / "mine.py").write_text(code)
-        return f"{tmp_path / 'mine.py'}:{name}={weight}"
+        return f"{tmp_path / 'mine.py'}:{name}=0.5"
 
     return write
 
@@ -65,9 +65,8 @@ def test_its_part_has_its_weight_and_none_changes_nothing(mine):
     own = Run(small(reward=mine(BREVITY)), train=False).score(problems, completions)
     plain = Run(small(), train=False).score(problems, completions)
     brevity = [1.0, 1 / 36, 1 / 100]
-    assert own["brevity"] == brevity
-    assert own["total"] == [t + 0.5 * b for t, b in zip(plain["total"], brevity)]
-    assert all(own[name] == plain[name] for name in ("accuracy", "format", "tag_count"))
+    total = [t + 0.5 * b for t, b in zip(plain["total"], brevity)]
+    assert own == plain | {"brevity": brevity, "total": total}
 
 
 def test_its_part_is_logged_evaluated_and_may_be_what_the_rule_sees(mine, tmp_path):
@@ -93,13 +92,9 @@ def test_its_part_is_logged_evaluated_and_may_be_what_the_rule_sees(mine, tmp_pa
         ("[None if text else 1 for text in completions]", "gives None for completion 2"),
         ("['good' for text in completions]", "gives 'good' for completion 1"),
         ("[float('nan') if text else 0 for text in completions]", "gives nan for completion 2"),
-        (
-            "[10**400 for text in completions]",
-            "gives 1000.* for completion 1: need a finite",
-        ),
+        ("[10**400 for text in completions]", "gives 1000.* for completion 1: need a finite"),
         ("[1.0]", r"gives 1 values \[1.0\] for 2 completions"),
         ("None", "gives None for 2 completions"),
-        ("0.5", "gives 0.5 for 2 completions"),
         ("{text: 1 for text in completions}", "gives {.*} for 2 completions"),
         ("exit('done')", "fails on completion 1: SystemExit"),
         ("len(completions) > 1 and no_such_name", "fails: NameError"),

@@ -7,20 +7,11 @@ import pytest
 from conftest import flags, small
 
 from pods import RULES
-from support import presets
 from support.errors import InputError
 from support.presets import CHANGEABLE, MACHINES, MEANINGS, PRESETS, RIVALS, combined, parse
 from support.settings import Config, flag
 from support.tasks import TASKS
 from support.tiny import STARTS
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_are_settings_of_train(name):
-    config = Config(**PRESETS[name])
-    assert {key: getattr(config, key) for key in PRESETS[name]} == PRESETS[name]
-    assert config.steps is None or name == "cpu"  # the paper's runs end by time
-    assert (name in MACHINES) == (name not in ("cpu", "rare"))
 
 
 @pytest.mark.parametrize(
@@ -36,6 +27,7 @@ def test_presets_are_settings_of_train(name):
 )
 def test_presets_have_the_papers_numbers(name, model, n, m, minutes, processes):
     config = Config(**PRESETS[name])
+    assert config.steps is None  # they end by time
     assert (config.model, config.task) == (model, name.partition("-")[0])
     assert (config.n, config.m, config.minutes) == (n, m, minutes)
     assert MACHINES[name].processes == processes
@@ -61,12 +53,6 @@ def test_the_rare_preset_is_the_embedded_policy_that_is_hardly_ever_right():
     assert config.minutes == 0.5  # README: two half minutes
 
 
-def test_this_machine_has_this_computers_memory():
-    machine = presets.this_machine(processes=2)
-    assert machine.processes == 2
-    assert machine.memory > 10**8
-
-
 # ---- rivals --------------------------------------------------------------------------------------
 
 
@@ -82,7 +68,6 @@ def test_this_machine_has_this_computers_memory():
         ("maxrl", "", {"n": 16, "scale": "mean"}),
         # Over other settings: the baseline of the same budget.
         ("math-qwen2.5-3b-l40s grpo", "", PRESETS["math-qwen2.5-3b-l40s"] | {"n": 8}),
-        ("rare grpo", "", PRESETS["rare"] | {"n": 16}),
         ("grpo rare", "", PRESETS["rare"] | {"n": 16}),
         ("grpo", "--m 8", {"n": 8, "m": 8}),
         # Later ones win, and flags over all.
@@ -118,8 +103,6 @@ def test_help_has_a_line_for_every_setting_rule_preset_and_task(capsys):
     assert "what it is for" in text
     for field in dataclasses.fields(Config):
         assert f"\n  {flag(field.name)}" in text and field.metadata["help"]
-    for group in ("what is learned", "data and model", "memory", "run", "rules"):
-        assert f"\n{group}:\n" in text
     assert MEANINGS.keys() == PRESETS.keys() | RIVALS.keys()
     for name in (*RULES, *MEANINGS, *TASKS):
         assert any(line.startswith(f"  {name}  ") for line in text.splitlines())
@@ -127,12 +110,10 @@ def test_help_has_a_line_for_every_setting_rule_preset_and_task(capsys):
 
 
 def test_flags_reach_the_configuration():
-    line = "--n 8 --m 4 --minutes 2 --reward-weights 1 1 1 --eval-task a b --lr 1e-6 --merge"
-    config, command = parse([*line.split(), "--lora-rank", "2", "--out", "here"])
-    assert (config.n, config.m, config.minutes, config.steps) == (8, 4, 2.0, None)
-    assert config.reward_weights == (1.0, 1.0, 1.0)
-    assert config.eval_task == ("a", "b")
-    assert config.lr == 1e-6 and config.merge
+    line = "--n 8 --m 4 --minutes 2 --reward-weights 1 1 1 --eval-task a b --merge --lora-rank 2"
+    config, command = parse([*line.split(), "--out", "here"])
+    given = dict(n=8, m=4, minutes=2.0, eval_task=("a", "b"), merge=True, lora_rank=2)
+    assert config == Config(reward_weights=(1, 1, 1), **given)
     assert str(command.out) == "here"
     assert not (command.resume or command.eval_only or command.dry_run)
 
@@ -209,11 +190,7 @@ def test_a_run_of_a_version_with_fewer_settings_had_todays_defaults(stored):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [
-        ("[]", "holds no run"),
-        ('{"n"', "holds no run"),
-        ('{"n": "8"}', "--n '8': must be int"),
-    ],
+    [("[]", "holds no run"), ('{"n"', "holds no run"), ('{"n": "8"}', "--n '8': must be int")],
 )
 def test_a_config_edited_by_hand_is_refused_in_one_line(stored, content, words):
     (stored / "config.json").write_text(content)

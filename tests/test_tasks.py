@@ -1,4 +1,4 @@
-"""Problems are what they claim, splits never move, and a rendered prompt is the template's own."""
+"""Problems are what they claim, splits never move, and what cannot be read is one clear line."""
 
 import json
 import os
@@ -9,29 +9,12 @@ from pathlib import Path
 
 import datasets
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from rewards import TAGS, accuracy
-from support.tasks import (
-    SYSTEM_PROMPT,
-    Problem,
-    carries,
-    encode,
-    load_task,
-    opens_think,
-    render,
-)
+from rewards import accuracy
+from support.tasks import Problem, carries, load_task
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 real_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DATA}")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path_factory):
-    """`datasets` keeps a copy of what it reads; not in the home of whoever runs the tests."""
-    cache = tmp_path_factory.getbasetemp() / "datasets"
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
 
 
 def write(path, rows):
@@ -101,13 +84,19 @@ def test_the_gold_answer_is_what_the_dataset_marks_last(tmp_path, task, row, gol
     assert load_task(task, "test", tmp_path) == [Problem("q", gold)]
 
 
+def test_a_file_replaced_under_its_old_time_stamp_is_read_anew(tmp_path):
+    for answer in ("7", "8"):
+        path = write(tmp_path / "train.jsonl", [gsm8k_row("How much?", f"#### {answer}")])
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+        assert load_task("gsm8k", "train", tmp_path) == [Problem("How much?", answer)]
+
+
 def test_an_ungradable_gold_answer_is_dropped_and_said(tmp_path, capsys):
     rows = [gsm8k_row("a"), gsm8k_row("b", "no hashes here"), gsm8k_row("c", "####  ")]
     write(tmp_path / "train.jsonl", rows)
     assert [p.prompt for p in load_task("gsm8k", "train", str(tmp_path))] == ["a"]
-    captured = capsys.readouterr()
-    assert "gsm8k train: 1 problems, 2 dropped (answer does not parse)\n" in captured.err
-    assert captured.out == ""
+    said = "gsm8k train: 1 problems, 2 dropped (answer does not parse)\n"
+    assert capsys.readouterr() == ("", said)
 
 
 def test_chemistry_shows_its_choices_and_asks_for_a_letter(tmp_path):
@@ -117,8 +106,7 @@ def test_chemistry_shows_its_choices_and_asks_for_a_letter(tmp_path):
     assert sorted(prompts.values()) == ["B", "D"]
     (which,) = (prompt for prompt in prompts if prompt.startswith("Which?"))
     assert "\n\nA) lead\nB) tin\nC) gold\nD) iron\n\n" in which
-    assert "letter" in which
-    assert "without any explanation" not in which  # it would forbid the thought
+    assert "letter" in which and "without any explanation" not in which  # that forbids the thought
 
 
 def test_a_key_that_labels_no_choice_is_dropped_not_guessed(tmp_path, capsys):
@@ -133,24 +121,19 @@ def test_a_key_that_labels_no_choice_is_dropped_not_guessed(tmp_path, capsys):
 def test_the_chemistry_split_ignores_row_order_and_other_rows(tmp_path):
     rows = [chemistry_row(f"question {i}") for i in range(200)]
     rows += [chemistry_row(f"question {i}", "C") for i in range(0, 200, 2)]  # other keys, same text
-    others = [chemistry_row(f"question {i}", domain="Physics") for i in range(300)]
-    others += [chemistry_row(f"open {i}", kind="open-ended-qa") for i in range(50)]
-    mixed = rows + others
+    mixed = rows + [chemistry_row(f"question {i}", domain="Physics") for i in range(300)]
+    mixed += [chemistry_row(f"open {i}", kind="open-ended-qa") for i in range(50)]
     random.Random(1).shuffle(mixed)
     write(tmp_path / "plain" / "rows.jsonl", rows)
     write(tmp_path / "mixed" / "a.jsonl", mixed[:300])
     write(tmp_path / "mixed" / "b.jsonl", mixed[300:])
-    questions, count = {}, 0
-    for split in ("train", "test"):
-        plain, shuffled = (
-            load_task("sciknoweval", split, tmp_path / name) for name in ("plain", "mixed")
-        )
-        assert Counter((p.prompt, p.answer) for p in plain) == Counter(
-            (p.prompt, p.answer) for p in shuffled
-        )
-        questions[split], count = {p.columns["question"] for p in plain}, count + len(plain)
-    assert not questions["train"] & questions["test"] and count == 300
-    assert len(questions["test"]) == 20
+    plain, shuffled = (
+        [load_task("sciknoweval", split, tmp_path / folder) for split in ("train", "test")]
+        for folder in ("plain", "mixed")
+    )
+    assert list(map(Counter, plain)) == list(map(Counter, shuffled))
+    train, test = ({p.columns["question"] for p in problems} for problems in plain)
+    assert not train & test and len(test) == 20 and len(plain[0] + plain[1]) == 300
 
 
 # ---- own files -----------------------------------------------------------------------------------
@@ -159,10 +142,9 @@ def test_the_chemistry_split_ignores_row_order_and_other_rows(tmp_path):
 def test_an_own_file_holds_out_a_tenth_of_its_questions(tmp_path):
     rows = [{"question": f"{i} + 1?", "answer": i + 1} for i in range(40)]
     path = write(tmp_path / "sums.jsonl", rows + rows[:10])
+    write(tmp_path / "test.jsonl", rows[:1])  # is not this file's
     train, test = load_task(str(path), "train"), load_task(str(path), "test")
-    assert len(train) + len(test) == 50
-    assert len({p.prompt for p in test}) == 4
-    assert not {p.prompt for p in train} & {p.prompt for p in test}
+    assert len(train) + len(test) == 50 and len(set(test)) == 4 and not set(train) & set(test)
     assert all(int(p.prompt.split()[0]) + 1 == int(p.answer) for p in train + test)
     write(path, reversed(rows))
     assert set(load_task(str(path), "test")) == set(test)
@@ -174,13 +156,6 @@ def test_a_file_beside_it_is_the_other_split(tmp_path, name):
     write(tmp_path / "test.jsonl", [{"question": "held out", "answer": "2"}])
     assert len(load_task(str(tmp_path / name), "train")) == 20
     assert load_task(str(tmp_path / name), "test") == [Problem("held out", "2")]
-
-
-def test_a_file_of_another_name_stands_alone_and_needs_two_questions(tmp_path):
-    write(tmp_path / "test.jsonl", [{"question": "held out", "answer": "2"}])
-    path = write(tmp_path / "sums.jsonl", [{"question": q, "answer": "1"} for q in "ab"])
-    problems = load_task(str(path), "train") + load_task(str(path), "test")
-    assert sorted(p.prompt for p in problems) == ["a", "b"]
 
 
 def test_own_answers_are_read_as_they_are_written_and_other_columns_kept(tmp_path):
@@ -197,6 +172,7 @@ def test_own_answers_are_read_as_they_are_written_and_other_columns_kept(tmp_pat
 # ---- one clear error -----------------------------------------------------------------------------
 
 GOOD = '{"question": "q", "answer": "1"}\n'
+EMPTY = GOOD.replace("1", "")
 
 
 @pytest.mark.parametrize(
@@ -212,14 +188,9 @@ GOOD = '{"question": "q", "answer": "1"}\n'
         (GOOD + '{"question": "q", "answer": ["1"]}\n', "row 2: the field 'answer'"),
         (GOOD + '{"question": "q", "answer": true}\n', "row 2: the field 'answer'"),
         (GOOD + '{"question": "q", "answer": NaN}\n', "row 2: the field 'answer'"),
-        (
-            "".join(json.dumps({"question": str(i), "answer": ""}) + "\n" for i in range(3)),
-            "none of 2 train .* can be graded",
-        ),
-        (
-            GOOD,
-            "none of 0 train problems is left: give 2 questions",
-        ),  # the one there is is held out
+        (EMPTY + EMPTY.replace('"q"', '"p"'), "none of 1 train .* can be graded"),
+        # The one question that there is is held out.
+        (GOOD, "none of 0 train problems is left: give 2 questions"),
     ],
 )
 def test_a_bad_own_file_is_one_clear_line(tmp_path, text, message):
@@ -250,9 +221,8 @@ def test_a_wrong_request_is_one_clear_line(name, split, source, message):
 
 
 def test_a_bad_row_of_a_named_task_is_one_clear_line(tmp_path):
-    row = chemistry_row("Which?")
-    row["choices"]["label"] = ["A", "B"]
-    write(tmp_path / "any.jsonl", [row])
+    choices = {"text": ["lead", "tin", "gold"], "label": ["A", "B"]}
+    write(tmp_path / "any.jsonl", [chemistry_row("Which?") | {"choices": choices}])
     with pytest.raises(ValueError, match="sciknoweval, train row 1"):
         load_task("sciknoweval", "train", tmp_path)
     write(tmp_path / "train.jsonl", [{"problem": "q", "answer": "1"}])
@@ -275,17 +245,16 @@ def test_an_unreachable_hub_says_what_to_do(monkeypatch):
 
 def test_what_is_asked_of_the_hub(monkeypatch):
     asked = []
+    rows = {
+        "openai/gsm8k": [gsm8k_row("q")],
+        "EleutherAI/hendrycks_math": [math_row(r"$\boxed{2}$")],
+        "HuggingFaceH4/MATH-500": [{"problem": "q", "answer": "2", "solution": ""}],
+        "hicai-zju/SciKnowEval": [chemistry_row(f"{i}") for i in range(20)],
+    }
 
     def stand_in(hub, configuration, split):
         asked.append((hub, configuration, split))
-        rows = {
-            "openai/gsm8k": gsm8k_row("q"),
-            "EleutherAI/hendrycks_math": {"problem": "q", "solution": r"$\boxed{2}$"},
-            "HuggingFaceH4/MATH-500": {"problem": "q", "answer": "2", "solution": ""},
-            "hicai-zju/SciKnowEval": chemistry_row("q"),
-        }
-        others = [chemistry_row(f"{i}") for i in range(19)] if "Sci" in hub else []
-        return datasets.Dataset.from_list([rows[hub], *others])
+        return datasets.Dataset.from_list(rows[hub])
 
     monkeypatch.setattr(datasets, "load_dataset", stand_in)
     assert load_task("gsm8k", "train") == [Problem("q", "12")]
@@ -333,108 +302,3 @@ def test_all_of_chemistry_loads_and_no_question_is_on_both_sides():
     questions = {s: {p.columns["question"] for p in splits[s]} for s in splits}
     assert len(questions["train"]) + len(questions["test"]) == 6170
     assert not questions["train"] & questions["test"]
-
-
-# ---- rendering -----------------------------------------------------------------------------------
-
-CHAT = (
-    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-
-
-def chat_tokenizer(template=CHAT, bos="<bos>"):
-    """One token per byte, and a tokenizer call that adds a BOS of its own, as Llama's does."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    special = ["<bos>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
-    core = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.decoder = decoders.ByteLevel()
-    core.add_special_tokens(special)
-    if bos:
-        core.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", special_tokens=[(bos, core.token_to_id(bos))]
-        )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token=bos, eos_token="<|end|>")
-    tokenizer.chat_template = template
-    return tokenizer
-
-
-def test_a_prompt_is_what_the_chat_template_makes_of_it():
-    tokenizer = chat_tokenizer()
-    ids = render(tokenizer, "What is 6*7?")
-    system = {"role": "system", "content": SYSTEM_PROMPT}
-    user = {"role": "user", "content": "What is 6*7?"}
-    options = {"tokenize": True, "add_generation_prompt": True, "return_dict": False}
-    assert ids == tokenizer.apply_chat_template([system, user], **options)
-    assert type(ids) is list and all(type(i) is int for i in ids)
-    text = tokenizer.decode(ids)
-    assert text == (
-        f"<bos><|system|>{SYSTEM_PROMPT}<|end|><|user|>What is 6*7?<|end|><|assistant|>"
-    )
-    # The trap itself: the rendered text has one BOS, tokenised again it has two.
-    assert ids.count(tokenizer.bos_token_id) == 1
-    assert tokenizer(text)["input_ids"].count(tokenizer.bos_token_id) == 2
-    without = CHAT.removeprefix("{{ bos_token }}")
-    assert tokenizer.bos_token_id not in render(chat_tokenizer(without), "6*7?")
-
-
-def test_the_system_prompt_shows_every_tag_once_and_in_order():
-    assert re.findall(r"</?\w+>", SYSTEM_PROMPT) == list(TAGS)
-
-
-@pytest.mark.parametrize("bos", ["<bos>", None])
-def test_a_base_model_gets_the_plain_template(bos):
-    tokenizer = chat_tokenizer(template=None, bos=bos)
-    ids = render(tokenizer, "What is {6}*7?")
-    text = tokenizer.decode(ids)
-    assert ids.count(tokenizer.convert_tokens_to_ids("<bos>")) == (1 if bos else 0)
-    assert text.startswith((bos or "") + SYSTEM_PROMPT)
-    assert text.endswith("What is {6}*7?\n\nSolution:")
-
-
-@pytest.mark.parametrize(
-    ("ending", "opens"),
-    [
-        ("", False),
-        ("<think>", True),
-        ("<think>\n", True),
-        ("<think>\n\n</think>\n\n", False),  # thinking switched off
-    ],
-)
-def test_an_open_thought_is_seen_in_the_prompt(ending, opens):
-    tokenizer = chat_tokenizer(CHAT.replace("<|assistant|>", "<|assistant|>" + ending))
-    assert opens_think(tokenizer, render(tokenizer, "Write <think>")) is opens
-
-
-def test_a_long_prompt_is_dropped_and_said_and_never_cut(capsys):
-    tokenizer = chat_tokenizer()
-    problems = [Problem(f"{i}" + "x" * (i % 3), str(i)) for i in range(10, 40)]
-    lengths = [len(render(tokenizer, p.prompt)) for p in problems]
-    limit = min(lengths) + 1
-    kept, ids = encode(problems, tokenizer, max_prompt_tokens=limit)
-    assert kept == [p for p, length in zip(problems, lengths, strict=True) if length <= limit]
-    assert 0 < len(kept) < 30
-    assert ids == [render(tokenizer, p.prompt) for p in kept]  # exactly at the limit is kept
-    assert max(map(len, ids)) == limit
-    assert capsys.readouterr().err == f"10 of 30 prompts are longer than {limit} tokens: dropped\n"
-    assert len(encode(problems, tokenizer, max_prompt_tokens=max(lengths))[0]) == 30
-    assert capsys.readouterr().err == ""
-    with pytest.raises(ValueError, match="30 of 30 prompts are longer than 5 tokens"):
-        encode(problems, tokenizer, max_prompt_tokens=5)
-
-
-@pytest.mark.skipif(
-    not os.environ.get("SMOLLM2"), reason="SMOLLM2 does not name a SmolLM2 model folder"
-)
-@real_data
-def test_smollm2_sees_gsm8k_through_its_own_template():
-    tokenizer = AutoTokenizer.from_pretrained(os.environ["SMOLLM2"])
-    problems = load_task("gsm8k", "test", DATA)
-    kept, prompt_ids = encode(problems, tokenizer)
-    assert kept == problems
-    assert tokenizer.decode(prompt_ids[0]) == (
-        f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n"
-        f"<|im_start|>user\n{problems[0].prompt}<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert not opens_think(tokenizer, prompt_ids[0])
