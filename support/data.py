@@ -28,10 +28,8 @@ class Data:
 
     def at(self, positions: Iterable[int], seed: int) -> tuple[list[Problem], list[list[int]]]:
         """What stands at these positions of one shuffle of all problems after another."""
-        count, indices = len(self.problems), []
-        for position in positions:
-            epoch, index = divmod(position, count)
-            indices.append(epoch_order(count, seed, epoch)[index])
+        count = len(self.problems)
+        indices = [epoch_order(count, seed, place // count)[place % count] for place in positions]
         return [self.problems[i] for i in indices], [self.prompt_ids[i] for i in indices]
 
     def subset(self, count: int) -> "Data":

@@ -202,9 +202,8 @@ def parse(argv: list[str] | None, description: str = "") -> tuple[Config, argpar
     command = parser.parse_args(argv)
     if command.resume and command.eval_only:
         raise InputError("--eval-only evaluates --model: give --model OUT/model, not --resume")
-    settings = {field.name for field in fields(Config)}
-    given = {name: value for name, value in vars(command).items() if name in settings}
-    given = combined(command.preset, given)
+    settings = {name: value for name, value in vars(command).items() if name in vars(Config)}
+    given = combined(command.preset, settings)
     return resumed(command.out, given) if command.resume else Config(**given), command
 
 
