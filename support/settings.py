@@ -113,7 +113,7 @@ class Config:
     minutes: float | None = option(None, "of training to stop after, without evaluation", above=0)
     seed: int = option(0, "of prompts, rollouts and the random rule")
     eval_every: int = option(10, "steps between evaluations; 0: only before and after", at_least=0)
-    eval_problems: int = option(1024, "most held-out problems of an evaluation; 0: all", at_least=0)
+    eval_problems: int = option(1024, "held-out problems an evaluation uses; 0: all", at_least=0)
     eval_samples: int = option(1, "completions for each of them; 8 gives pass@8", at_least=1)
     save_every: int = option(20, "steps between checkpoints; the most a kill loses", at_least=1)
     tracker: str = option("none", "also log there", TRACKERS)

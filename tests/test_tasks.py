@@ -68,7 +68,7 @@ def chemistry_row(question, key="B", domain="Chemistry", kind="mcq-4-choices"):
 @pytest.mark.parametrize(
     ("task", "row", "gold"),
     [
-        ("gsm8k", gsm8k_row("q", "He pays 3*4=<<3*4=12>>12 dollars.\n#### 12"), "12"),
+        ("gsm8k", gsm8k_row("q"), "12"),
         ("gsm8k", gsm8k_row("q", "#### 1,234,567.5"), "1234567.5"),
         ("gsm8k", gsm8k_row("q", "#### $2,000"), "$2000"),
         ("gsm8k", gsm8k_row("q", "first #### 7, no:\n#### -8"), "-8"),
@@ -102,20 +102,17 @@ def test_an_ungradable_gold_answer_is_dropped_and_said(tmp_path, capsys):
 def test_chemistry_shows_its_choices_and_asks_for_a_letter(tmp_path):
     write(tmp_path / "any.jsonl", [chemistry_row("Which?"), chemistry_row("And which?", "D")])
     both = load_task("sciknoweval", "train", tmp_path) + load_task("sciknoweval", "test", tmp_path)
-    prompts = {p.prompt: p.answer for p in both}
-    assert sorted(prompts.values()) == ["B", "D"]
-    (which,) = (prompt for prompt in prompts if prompt.startswith("Which?"))
-    assert "\n\nA) lead\nB) tin\nC) gold\nD) iron\n\n" in which
-    assert "letter" in which and "without any explanation" not in which  # that forbids the thought
+    answers = {p.prompt: p.answer for p in both}
+    end = "\n\nA) lead\nB) tin\nC) gold\nD) iron\n\nAnswer with the letter of the right choice."
+    assert answers == {f"Which?{end}": "B", f"And which?{end}": "D"}
 
 
 def test_a_key_that_labels_no_choice_is_dropped_not_guessed(tmp_path, capsys):
     rows = [chemistry_row(f"q{i}", key) for i, key in enumerate(["E", "", "b", None] + ["B"] * 16)]
     write(tmp_path / "any.jsonl", rows)
     kept = load_task("sciknoweval", "train", tmp_path) + load_task("sciknoweval", "test", tmp_path)
-    assert sorted(p.columns["question"] for p in kept) == sorted(f"q{i}" for i in range(4, 20))
-    dropped = re.findall(r"(\d+) dropped", capsys.readouterr().err)
-    assert sum(map(int, dropped)) == 4
+    assert {p.columns["question"] for p in kept} == {f"q{i}" for i in range(4, 20)}
+    assert sum(map(int, re.findall(r"(\d+) dropped", capsys.readouterr().err))) == 4
 
 
 def test_the_chemistry_split_ignores_row_order_and_other_rows(tmp_path):
@@ -151,22 +148,16 @@ def test_an_own_file_holds_out_a_tenth_of_its_questions(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "train.jsonl", "test.jsonl"])
-def test_a_file_beside_it_is_the_other_split(tmp_path, name):
-    write(tmp_path / "train.jsonl", [{"question": f"q{i}", "answer": "1"} for i in range(20)])
-    write(tmp_path / "test.jsonl", [{"question": "held out", "answer": "2"}])
-    assert len(load_task(str(tmp_path / name), "train")) == 20
-    assert load_task(str(tmp_path / name), "test") == [Problem("held out", "2")]
-
-
-def test_own_answers_are_read_as_they_are_written_and_other_columns_kept(tmp_path):
+def test_a_file_beside_it_is_the_other_split_and_other_columns_are_kept(tmp_path, name):
     answers = {"1999-12-31": "1999-12-31", " 3/4 ": "3/4", "so 2\n#### 1,000": "1000", 7: "7"}
     answers |= {"(1,200)": "(1,200)", 0.5: "0.5"}
     rows = [{"question": f"q{i}", "answer": answer, "i": i} for i, answer in enumerate(answers)]
     write(tmp_path / "train.jsonl", rows)
-    write(tmp_path / "test.jsonl", rows[:1])
-    problems = load_task(str(tmp_path), "train")
+    write(tmp_path / "test.jsonl", [{"question": "held out", "answer": "2"}])
+    problems = load_task(str(tmp_path / name), "train")
     assert [p.answer for p in problems] == list(answers.values())
     assert [p.columns for p in problems] == [{"i": i} for i in range(6)]
+    assert load_task(str(tmp_path / name), "test") == [Problem("held out", "2")]
 
 
 # ---- one clear error -----------------------------------------------------------------------------
@@ -185,7 +176,6 @@ EMPTY = GOOD.replace("1", "")
         ("", "is empty"),
         (GOOD + '{"question": "q2"}\n', "row 2: the field 'answer'"),
         ('{"prompt": "q", "answer": "1"}\n', "row 1: the field 'question'"),
-        (GOOD + '{"question": "q", "answer": ["1"]}\n', "row 2: the field 'answer'"),
         (GOOD + '{"question": "q", "answer": true}\n', "row 2: the field 'answer'"),
         (GOOD + '{"question": "q", "answer": NaN}\n', "row 2: the field 'answer'"),
         (EMPTY + EMPTY.replace('"q"', '"p"'), "none of 1 train .* can be graded"),

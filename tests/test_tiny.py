@@ -5,7 +5,6 @@ import random
 import re
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from support import tasks, tiny
@@ -35,9 +34,8 @@ def test_text_survives_the_round_trip_one_token_a_symbol_and_fits_the_positions(
     assert tokenizer.model_max_length == tiny.make_model(0).config.max_position_embeddings
 
 
-def test_the_vocabulary_is_what_sums_need(tokenizer):
+def test_what_is_no_sum_is_unknown(tokenizer):
     assert tokenizer.convert_ids_to_tokens(range(len(tokenizer))) == tiny.VOCABULARY
-    assert tokenizer.eos_token == tokenizer.pad_token == "<eos>" and tokenizer.bos_token is None
     assert tokenizer.tokenize("4x+ 7=") == ["4", "<unknown>", "+", "<unknown>", "7", "="]
 
 
@@ -61,14 +59,6 @@ def test_the_shipped_policies_pass_their_gates(name):
     breakdown = error_breakdown(model, task=task)
     check_gate(breakdown, name)
     assert breakdown["inner carry"] > 0.2, "the flaw that reward should find is not there"
-
-
-def test_a_warm_start_is_deterministic():
-    first = warm_start(seed=3, steps=5).state_dict()
-    torch.rand(3)  # nothing but the seed may matter
-    again, other = warm_start(seed=3, steps=5).state_dict(), warm_start(seed=4, steps=5)
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not all(torch.equal(first[name], w) for name, w in other.state_dict().items())
 
 
 @pytest.mark.skipif(not os.environ.get("CI"), reason="40 seconds: a policy is rebuilt in CI alone")
