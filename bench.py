@@ -242,10 +242,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         add_flags(added)
     arguments, unknown = parser.parse_known_args(argv[:end])
     if unknown:
-        theirs = shlex.join(unknown)
-        raise InputError(
-            f"{arguments.bench} has no {theirs}; train.py's flags follow --: -- {theirs}"
-        )
+        words = shlex.join(unknown)
+        raise InputError(f"{arguments.bench} has no {words}: say -- {words} if that is train.py's")
     for name, value in vars(arguments).items():
         values = value if isinstance(value, list) else [value]
         numbers = [number for number in values if isinstance(number, (int, float))]

@@ -18,6 +18,10 @@ from transformers.cache_utils import Cache
 
 # How many float32 logits are held at once: 128 MB, 220 tokens of Qwen2.5's vocabulary of 151,936.
 LOGITS_PER_CHUNK = 2**25
+# Reading prompts once takes a second pass, which reads all weights again: so many tokens it has to
+# save. Measured on a CPU with 282k and with 135M parameters (`bench.py update`): the 12 cells that
+# saved 3 to 66 tokens were 0.77 to 1.02 times as fast, the 28 that saved 77 or more 1.09 to 5.0.
+WORTH_A_PASS = 70
 
 
 def check_output_layer(model: nn.Module) -> None:
@@ -131,7 +135,10 @@ def shared_prompts(
 def distinct_prompts(
     model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, T: int
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The distinct prompts [Q, L], padding -1, and each row's number [B]; None for whole rows."""
+    """The distinct prompts [Q, L], padding -1, and each row's number [B]; None for whole rows.
+
+    None where a prompt cannot be read once, or where that would not pay.
+    """
     length = input_ids.shape[1]
     # FSDP's processes gather a layer together, so all make as many passes, whatever their rows are.
     sharded = any(isinstance(module, FSDPModule) for module in model.modules())
@@ -141,7 +148,8 @@ def distinct_prompts(
         return None
     marked = input_ids.masked_fill(attention_mask == 0, -1)[:, :-T]  # [B, L]
     prompts, row = torch.unique(marked, dim=0, return_inverse=True)
-    return (prompts, row) if sharded or len(prompts) < len(row) else None
+    saved = (len(row) - len(prompts)) * prompts.shape[1]  # tokens
+    return (prompts, row) if sharded or saved >= WORTH_A_PASS else None
 
 
 def keeps_prompts(model: nn.Module, length: int) -> bool:

@@ -8,8 +8,8 @@ r"""What a completion is worth: is the answer right, is the form kept.
 The idea: read one answer out of the text, then ask whether it equals the reference.
 
 * Reading is one ordered rule (`extract_answer`). The first marker that is present decides alone; a
-  wrong <answer> is wrong whatever else the text contains. Thoughts are never read. A reference is
-  read by the same rule, so \boxed{5} and "The answer is 5." are the reference 5.
+  wrong <answer> is wrong even if the right one stands elsewhere. Thoughts are never read. The same
+  rule reads a reference, so \boxed{5} and "The answer is 5." are the reference 5.
 * `grading/equality.py` says when two answers are equal, with a table of what a mathematician has to
   decide. A verdict depends on the two texts alone, and is the same in any thread on any machine.
 
@@ -107,7 +107,8 @@ PROSE = re.compile(  # also "12 (twelve)", but not "(x+3) (x-3)"
 BETWEEN = re.compile(
     r"\b[A-Za-z]+'[a-z]+|" + WORDS + r"|[.:;!?](?=\s|$)|(?<!\S)[aI] (?=[A-Za-z\d$])"
 )
-# What makes more of a stretch than its numbers: letters, powers, pairs (0,9), ratios 3:4.
+# If a piece of text contains one of these, all of it is the answer and not only its number:
+# letters, powers, pairs such as (0,9), ratios such as 3:4.
 FORMULA = re.compile(r"(?!(?:and|or)\b)(?<![A-Za-z])[A-Za-z]|[\\^_]|[(\[][^()\[\]]*,|0 ?: ?0")
 
 
@@ -207,7 +208,7 @@ def _after_cue(text: str) -> str | None:
 
 
 def _last_number(text: str) -> str | None:
-    """The last number; all of the formula in which it stands, for 10^3 is not 3."""
+    """The last number, with all of the formula in which it stands: 10^3 is not 3."""
     if INLINE.fullmatch(text) or (
         re.search(r"[\\^=]", text) and "\n" not in text and not PROSE.search(_masked(text))
     ):

@@ -36,8 +36,7 @@ def bands(arguments: argparse.Namespace) -> dict:
         for step in range(1, max(found) + 1):
             rows.append(train.train_step(run, step)[0])
             if step in found:
-                results, _ = evaluation(run)
-                accuracy = next(iter(results.values()))["accuracy"]
+                accuracy = next(iter(evaluation(run).values()))["accuracy"]
                 found[step].append({"held-out accuracy": accuracy} | summary(rows[-WINDOW:]))
         OTHERS.look()
     rows = []

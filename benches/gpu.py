@@ -2,84 +2,153 @@
 
     python bench.py gpu                                        # Qwen2.5-0.5B-Instruct
     python bench.py gpu -- --model Qwen/Qwen2.5-3B-Instruct    # the preset's own model
+    torchrun --nproc-per-node 2 -- bench.py gpu                # several processes, and --shard
 
-Every part works without a GPU, too, with a small model: so they are tested.
+Each part is printed and written as it comes. One that fails leaves its traceback there, and the
+next one begins. All of it works without a GPU, too, with a small model: so it is tested.
 
 Legend: P prompts, n rollouts a prompt, m kept, L prompt and T completion tokens.
 """
 
 import argparse
+import importlib.metadata
+import os
+import shlex
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import torch
 
 import train
-from benches.measure import table, train_settings
+from benches.measure import train_settings, write
 from benches.update import full_rollouts
 from support.errors import InputError
+from support.evaluation import evaluation
+from support.files import read_rows
 from support.plan import IN_GENERATION, IN_UPDATE, architecture, longest, plan
 from support.presets import this_machine
 from support.run import PHASES, Run
-from support.settings import Config
+from support.settings import Config, as_flags
 
 PRESET = ("--preset", "gsm8k-qwen2.5-3b-l40s", "--model", "Qwen/Qwen2.5-0.5B-Instruct")
+SEVERAL = int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of this part."""
     parser.add_argument("--n", type=int, nargs="+", default=[16, 64], help="rollouts a prompt")
-    parser.add_argument("--steps", type=int, default=3, help="of each n, after one to warm up")
+    parser.add_argument("--steps", type=int, default=20, help="with accuracy before and after")
 
 
 def gpu(arguments: argparse.Namespace) -> dict:
     """Only on a GPU: is the sampler the trainer's policy, does the plan hold, what a step takes.
 
-    Steps of a preset on one GPU: log-probs of sampler and trainer before and after the engine's
-    first sleep and in each step; seconds a phase, by n; tokens a second of the sampler; memory
-    against the plan, with completions as long as they may be.
+    A minute of the tiny policy; a preset with an adapter in bfloat16, then with all weights, then
+    in float32: log-probs of sampler and trainer before and after the engine's first sleep, seconds
+    of sleep and sync, tokens a second, seconds a step by phase, accuracy before and after some
+    steps, memory against the plan; and a run that is killed and resumed.
     """
     if not torch.cuda.is_available():
         raise InputError("gpu: torch finds no GPU here; the other benches need none")
-    return measure(train_settings(arguments, *PRESET), sorted(arguments.n), arguments.steps)
+    config, result = train_settings(arguments, *PRESET), {}
+    save = partial(write, arguments.out, "gpu", arguments.command)
+    measure(config, sorted(arguments.n), arguments.steps, partial(part, result, save))
+    return result
 
 
-def measure(config: Config, sizes: Sequence[int], count: int) -> dict:
+def part(result: dict, save: Callable[[dict], object], name: str, function: Callable) -> None:
+    """Call a function, print and save what it returns as a part of the result, or why it failed."""
+    try:
+        result[name] = function()
+    except Exception:  # whatever it is: the other parts do not depend on it
+        result[name] = {"failed": traceback.format_exc()}
+    if os.environ.get("RANK", "0") == "0":
+        print(f"\n{name}")
+        for key, value in result[name].items():
+            print(f"  {key}: {value}")
+        save(result)
+
+
+def measure(config: Config, sizes: Sequence[int], steps: int, report: Callable) -> None:
     """All parts, on whatever there is.
 
     Args:
-        config: of one process; its n is replaced by each of the sizes.
+        config: with an adapter; its n is replaced by each of the sizes.
         sizes: n, ascending.
-        count: steps of each, after one that warms up.
+        steps: to learn from.
+        report: called with the name of each part and the function that measures it.
     """
-    config.n, config.m = sizes[-1], min(config.m, sizes[0])
-    planned = plan(config, this_machine())
-    run = Run(config)
-    print(run.description())
-    result = {"config": asdict(config), "gaps": gaps(run)}
-    rows = steps(run, sizes, count)
-    result["gaps"] += [{"when": f"step {row['step']}"} | row["logprob_gap"] for row in rows]
-    print(table("|sampler's - trainer's log-prob|", result["gaps"]))
-    result["phases"] = phases(rows)
-    print(table("seconds of a step, median of those with an update", result["phases"]))
-    result["memory"] = memory_rows(run, planned)
-    print(table("memory, planned for the longest completions", result["memory"]))
-    run.sampler.close()
-    return result | {"steps": rows}
+    config = replace(config, n=sizes[-1], m=min(config.m, sizes[0]))
+    report("versions", versions)
+    cases = {"adapter": config, "all weights": replace(config, lora_rank=0)}
+    if SEVERAL:
+        cases["spread weights"] = replace(config, lora_rank=0, shard=True)
+    else:
+        tiny = Config(n=sizes[-1], m=min(16, sizes[0]), eval_problems=256)
+        cases = {"tiny policy": tiny} | cases
+        cases["float32"] = replace(config, dtype="float32")
+    for name, case in cases.items():
+        runs = []
+        report(f"{name}: start", partial(start, case, runs))
+        for run in runs:
+            report(f"{name}: log-probs", partial(gaps, run))
+            report(f"{name}: generation", partial(generation, run))
+            report(f"{name}: phases", partial(phases, run, sizes))
+            report(f"{name}: learning", partial(learning, run, steps))
+            report(f"{name}: memory", partial(memory, run))
+            run.leave() if SEVERAL else run.sampler.close()
+    if not SEVERAL:
+        report("killed and resumed", partial(killed_and_resumed, config))
 
 
-def gaps(run: Run) -> list[dict]:
-    """Sampler against trainer: as the engine starts, and after it slept and got its weights."""
-    rows = [{"when": "before the first sleep"} | gap(run)]
-    run.sampler.sleep()
-    run.sampler.sync(run.model)
-    return [*rows, {"when": "after the first sleep"} | gap(run)]
+def versions() -> dict[str, object]:
+    """Of what the numbers depend on."""
+    query = "nvidia-smi --query-gpu=name,driver_version --format=csv,noheader"
+    found = {"gpu, driver": subprocess.getoutput(query), "cuda": torch.version.cuda}
+    for package in ("torch", "transformers", "peft", "vllm"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def start(config: Config, runs: list[Run]) -> dict[str, object]:
+    """Make the run, model and engine included, and append it to `runs`."""
+    begin = time.perf_counter()
+    runs.append(Run(config))
+    found = {"seconds": time.perf_counter() - begin, "run": runs[0].description()}
+    if engine := getattr(runs[0].sampler, "llm", None):
+        cache = engine.llm_engine.vllm_config.cache_config
+        found["cache tokens"] = (cache.num_gpu_blocks or 0) * cache.block_size
+    return found | {"attention": runs[0].model.config._attn_implementation}
+
+
+def gaps(run: Run) -> dict[str, object]:
+    """|sampler's - trainer's log-prob| as the engine starts and after it slept; seconds of that."""
+    found = {"before the first sleep": gap(run)}
+    # The second sync finds the engine awake: what the first one took longer was waking up.
+    for name, call in (
+        ("sleep", run.sampler.sleep),
+        ("wake and reload", partial(run.sampler.sync, run.model)),
+        ("reload", partial(run.sampler.sync, run.model)),
+    ):
+        begin = time.perf_counter()
+        call()
+        found[f"{name}, seconds"] = time.perf_counter() - begin
+    return found | {"after the first sleep": gap(run)}
 
 
 @torch.no_grad()
 def gap(run: Run) -> dict[str, float]:
-    """`mean` and `max` of |sampler's - trainer's log-prob| over the tokens of some rollouts."""
+    """`mean` and `max` over the tokens of some rollouts."""
     _, prompts = run.prompts(1)
     temperature = run.config.temperature
     rollouts = run.sampler.generate(prompts, 4, run.max_new_tokens, temperature, seed=0)
@@ -90,86 +159,79 @@ def gap(run: Run) -> dict[str, float]:
     return {"mean": difference.mean().item(), "max": difference.max().item()}
 
 
-def steps(run: Run, sizes: Sequence[int], count: int) -> list[dict]:
-    """train.py's own steps, the sizes in turn, each row with its n; the first of each warms up."""
-    rows = []
-    for _ in range(count + 1):
-        for n in sizes:
+def generation(run: Run) -> dict[str, float]:
+    """Tokens a second: those of completions, and with the padding up to the longest one."""
+    _, prompts = run.prompts(1)
+    request = (prompts, run.config.n, run.max_new_tokens, run.config.temperature)
+    run.sampler.generate(*request, seed=0)
+    begin = time.perf_counter()
+    mask = run.sampler.generate(*request, seed=1).mask  # [P, n, T]
+    seconds = time.perf_counter() - begin
+    return {"tokens/s": int(mask.sum()) / seconds, "padded tokens/s": mask.numel() / seconds}
+
+
+def phases(run: Run, sizes: Sequence[int], count: int = 3) -> dict[str, dict]:
+    """For each n the median seconds of a step's phases, after one step that warms up."""
+    rows = {n: [] for n in sizes}
+    for step in range(1, count + 2):
+        for n in sizes:  # in turn
             run.config.n = n
-            row, _ = train.train_step(run, len(rows) + 1)
-            rows.append({"step": len(rows) + 1, "n": n} | row)
-    run.config.n = sizes[-1]
-    return rows
+            rows[n].append(train.train_step(run, step)[0])
+    found = {}
+    for n, (_, *warm) in rows.items():
+        counted = [row for row in warm if not row["skipped"]] or warm  # those with an update
+        median = {p: statistics.median(row["seconds"][p] for row in counted) for p in PHASES}
+        found[f"n={n}"] = median | {"log-prob gap": counted[-1]["logprob_gap"]}
+    return found
 
 
-def phases(rows: Sequence[dict]) -> list[dict]:
-    """For each n the median seconds of every phase, and the sampler's tokens a second.
-
-    Args:
-        rows: of `steps`. A step without signal has no update: it counts only if all are like that.
-    """
-    result = []
-    for n in dict.fromkeys(row["n"] for row in rows):
-        warm = [row for row in rows if row["n"] == n][1:]
-        counted = [row for row in warm if not row["skipped"]] or warm
-        seconds = {p: statistics.median(row["seconds"][p] for row in counted) for p in PHASES}
-        speeds = [
-            row["completion_length"] * n * row["groups"] / row["seconds"]["generate"]
-            for row in counted
-        ]
-        total = statistics.median(sum(row["seconds"].values()) for row in counted)
-        result.append({"n": n, "steps": len(counted)} | seconds)
-        result[-1] |= {"total": total, "tokens/s": statistics.median(speeds)}
-    return result
+def learning(run: Run, steps: int) -> dict[str, float]:
+    """Held-out accuracy before and after some steps."""
+    found = {"before": next(iter(evaluation(run).values()))["accuracy"]}
+    begin = time.perf_counter()
+    for step in range(1, steps + 1):
+        train.train_step(run, step)
+    found["seconds a step"] = (time.perf_counter() - begin) / steps
+    return found | {"after": next(iter(evaluation(run).values()))["accuracy"]}
 
 
-def memory_rows(run: Run, planned: dict[str, int]) -> list[dict]:
-    """GB as planned and as measured, in generation, of a micro-batch, and in the update.
-
-    The update is train.py's, twice and without a step away from the weights, on rollouts of random
-    tokens that are as long as any may be; the first brings what stays, AdamW's moments among it.
-    """
-    config, learner, model = run.config, run.learner, run.model
+def memory(run: Run) -> dict[str, str]:
+    """GB in generation and in an update, both of the longest completions, beside the plan's."""
+    config, planned, measured = run.config, plan(run.config, this_machine()), {}
     _, prompts = run.prompts(1)
     run.sampler.generate(prompts, config.n, run.max_new_tokens, config.temperature, seed=0)
-    generating = used_bytes()
+    measured[IN_GENERATION] = used_bytes()
     S, T = longest(architecture(config.model), config)
-    kept = full_rollouts(model, config.prompts_per_step, config.m, S - T, T)
+    kept = full_rollouts(run.model, config.prompts_per_step, config.m, S - T, T)
     advantages = torch.tensor([1.0, -1.0]).repeat(config.prompts_per_step, config.m)
-    for group in learner.optimizer.param_groups:
-        group["lr"] = 0.0
     run.sampler.sleep()
-    for _ in range(2):
-        there = restart_peak()
-        train.update(learner, kept, advantages[:, : config.m], T)
-    taken, updating = peak_bytes() - there, used_bytes()
+    train.update(run.learner, kept, advantages[:, : config.m], T)
+    measured[IN_UPDATE] = used_bytes()  # torch keeps what it had at the peak
     run.sampler.sync(run.model)
-    batch = min(config.micro_batch, config.prompts_per_step * config.m)
-    measured = {IN_GENERATION: generating, IN_UPDATE: updating}
-    measured[f"micro-batch of {batch} sequences"] = taken
-    return [
-        {"what": what, "planned GB": planned[what] / 1e9, "measured GB": size / 1e9}
-        for what, size in measured.items()
-    ]
+    return {
+        name: f"planned {planned[name] / 1e9:.2f}, measured {size / 1e9:.2f}"
+        for name, size in measured.items()
+    }
 
 
 def used_bytes() -> int:
-    """What is taken of the device, by whomever: vLLM's memory is not all torch's to count."""
-    if not torch.cuda.is_available():
-        return 0
-    free, total = torch.cuda.mem_get_info()
+    """What is taken of the device, by anybody: vLLM's memory is not all torch's to count."""
+    free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
     return total - free
 
 
-def peak_bytes() -> int:
-    """The most that torch held since `restart_peak`."""
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-
-
-def restart_peak() -> int:
-    """Forget the peak so far; returns what torch holds."""
-    if not torch.cuda.is_available():
-        return 0
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_allocated()
+def killed_and_resumed(config: Config) -> dict[str, object]:
+    """train.py killed after its first checkpoint, and resumed: the steps that are in its log."""
+    settings = shlex.split(as_flags(replace(config, steps=6, minutes=None, save_every=2)))
+    with tempfile.TemporaryDirectory() as folder:
+        program = [sys.executable, str(Path(train.__file__)), "--out", folder]
+        process = subprocess.Popen([*program, *settings], stdout=subprocess.DEVNULL)
+        log, rows = Path(folder, "metrics.jsonl"), []
+        while len(rows) < 5 and process.poll() is None:  # steps 0 to 4
+            time.sleep(0.1)
+            rows = read_rows(log) if log.exists() else []
+        process.kill()
+        process.wait()
+        done = subprocess.run([*program, "--resume"], capture_output=True, text=True)
+        steps = [row["step"] for row in read_rows(log)] if log.exists() else []
+    return {"exit code": done.returncode, "steps": steps, "errors": done.stderr[-2000:]}

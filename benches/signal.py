@@ -23,6 +23,7 @@ Legend: N rollouts in the pool, D numbers of a sketch, G groups of n rollouts, m
 import argparse
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 import torch
 from torch import nn
@@ -78,9 +79,15 @@ def kept_right(rule: str, n: int, m: int, p: float) -> torch.Tensor:
     """The probabilities [m + 1] that k = 0..m of the m kept are right, if a rollout is with p."""
     if rule == "random":
         return binomial(m, p)
-    rewards = (torch.arange(n + 1)[:, None] > torch.arange(n)).double()  # [n + 1, n], u = 0..n ones
-    k = rewards.gather(-1, RULES[rule](rewards, m)).sum(-1).long()  # [n + 1]: ask the rule itself
+    k = right_of(rule, n, m)
     return torch.zeros(m + 1, dtype=torch.float64).index_add_(0, k, binomial(n, p))
+
+
+@lru_cache
+def right_of(rule: str, n: int, m: int) -> torch.Tensor:
+    """How many of the m kept are right if u = 0..n of the n are, [n + 1]: ask the rule itself."""
+    rewards = (torch.arange(n + 1)[:, None] > torch.arange(n)).double()  # [n + 1, n], u ones
+    return rewards.gather(-1, RULES[rule](rewards, m)).sum(-1).long()
 
 
 def binomial(n: int, p: float) -> torch.Tensor:

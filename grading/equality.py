@@ -28,7 +28,7 @@ What counts as equal, where a mathematician has to decide:
     sets       (2,\infty) is x>2; x<1 or x>2 is a union; the kind of bracket matters; x\ne 1 is
                \mathbb{R}\setminus\{1\} and (-\infty,1)\cup(1,\infty). Unions equal part by part:
                (0,1]\cup(1,2) is not (0,2), and \{x : x>2\} is only what is spelled like it
-    words      letter by letter but for case: stop is not pots, and 7 is not seven
+    words      letter by letter, except case: stop is not pots, and 7 is not seven
     molecules  NaCl is not ClNa, and H_2O is H2O
     choices    B is matched by B, (B), [B], B) text, B: text, Option B, B is right, and by a lone b;
                not by B or C. A is matched likewise, but "A strong acid" begins with an article
@@ -216,7 +216,7 @@ def _same_number(given: Fraction, is_percent: bool, gold: Fraction, gold_percent
 
 
 def _same_words(answer: str, gold: str) -> bool:
-    """Letter by letter: never by values, for which words are products of letters."""
+    """Letter by letter, never by values: to those, words are products of letters."""
     answer, gold = answer.replace(" ", ""), gold.replace(" ", "")
     if MOLECULE.fullmatch(answer) and MOLECULE.fullmatch(gold):
         return re.sub("[_{}]", "", answer) == re.sub("[_{}]", "", gold)

@@ -18,7 +18,7 @@ SCIENTIFIC = re.compile(  # 10^5, 6.02 \times 10^{23}
     r"(?:(-?[\d.]+) ?(?:\\times|\\cdot|\*|x) ?|(-?))10\^ ?(?:\{ ?([-+]?\d{1,3}) ?\}|([-+]?\d{1,3}))"
 )
 LATEX_FRACTION = re.compile(r"\\frac\{(-?[\d.]+)\}\{(-?[\d.]+)\}")
-IN_BRACKETS = re.compile(r"([-+]?) ?[({]([^(){}]*)[)}]")
+IN_BRACKETS = re.compile(r"^([-+]?) ?[({]([^(){}]*)[)}]$")
 PART = r"(-?[\d.]+|\(-?[\d.]+\)|\{-?[\d.]+\})"
 MIXED = re.compile(rf"([-+]?)(?:(\d+) )?{PART}/{PART}")  # 1/2, 3 1/2, (3)/(4)
 REPEATING = re.compile(r"(-?)(\d*)\.(\d*)\\overline\{(\d+)\}")
@@ -28,9 +28,7 @@ BASED = re.compile(r"((?=[A-F]*\d)[\dA-F]+(?:\.[\dA-F]+)?)_\{?(\d{1,2})\}?")
 def number(text: str) -> Fraction | None:
     """The exact value of a normalised text that is one plain number, or None."""
     text = LATEX_FRACTION.sub(r" \1/\2", text).replace("- ", "-").strip()
-    if inside := IN_BRACKETS.fullmatch(text):
-        value = number(inside[2])
-        return -value if value is not None and inside[1] == "-" else value
+    text = IN_BRACKETS.sub(lambda inside: (inside[1] + inside[2]).replace("--", ""), text)
     if DECIMAL.fullmatch(text):
         return Fraction(text)
     if (power := SCIENTIFIC.fullmatch(text)) and DECIMAL.fullmatch(power[1] or "1"):
@@ -38,11 +36,11 @@ def number(text: str) -> Fraction | None:
     if (based := BASED.fullmatch(text)) and "." not in text and 2 <= int(based[2]) <= 16:
         base = int(based[2])
         return Fraction(int(based[1], base)) if int(max(based[1]), 16) < base else None
-    if repeating := REPEATING.fullmatch(text):  # 0.1\overline{6} = (16 - 1) / 90
-        before, cycle = repeating[2] + repeating[3], repeating[4]
-        numerator = int(before + cycle) - int(before or 0)
-        value = Fraction(numerator, 10 ** len(repeating[3]) * (10 ** len(cycle) - 1))
-        return -value if repeating[1] else value
+    if repeating := REPEATING.fullmatch(text):  # 0.1\overline{6} = 0.1 + 6/90
+        sign, whole, before, cycle = repeating.groups()
+        nines = 10 ** len(before) * (10 ** len(cycle) - 1)
+        value = Fraction(f"{whole or 0}.{before or 0}") + Fraction(int(cycle), nines)
+        return -value if sign else value
     mixed = MIXED.fullmatch(text)
     parts = [part.strip("(){}") for part in mixed.group(3, 4)] if mixed else []
     if not mixed or not all(map(DECIMAL.fullmatch, parts)) or not Fraction(parts[1]):

@@ -36,7 +36,7 @@ SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 SUBSCRIPTS = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 VULGAR_FRACTION = re.compile("[¼½¾⅐-⅞]")
 NUMBER_SET = re.compile("[\u2102\u2115\u211a\u211d\u2124]")
-GREEK = re.compile("(?<![^\\W\\d_])[\u03b1-\u03c9](?![^\\W\\d_])")  # one letter, no word
+GREEK = re.compile("(?<![\u0370-\u03ff])[\u03b1-\u03c9](?![\u0370-\u03ff])")  # one letter, no word
 
 
 def plain(text: str) -> str:
@@ -50,14 +50,15 @@ def plain(text: str) -> str:
         lambda half: r"\frac{{{}}}{{{}}}".format(*compatible(half[0]).split("\u2044")), text
     )
     text = NUMBER_SET.sub(lambda letter: rf"\mathbb{{{compatible(letter[0])}}}", text)
-    text = GREEK.sub(lambda letter: rf"\{unicodedata.name(letter[0]).split()[-1].lower()} ", text)
-    text = re.sub(r"√ *(\d+|(?=[a-zA-Z(\\{]))", lambda root: sqrt_of(root[1]), text)
+    text = GREEK.sub(lambda letter: rf"\{greek_name(letter[0])} ", text)
+    text = re.sub(r"√ *(\d+)", r"\\sqrt{\1}", text)
+    text = re.sub(r"√ *(?=[a-zA-Z(\\{])", r"\\sqrt ", text)
     return compatible(text).translate(CHARACTERS)
 
 
-def sqrt_of(digits: str) -> str:
-    r"""\sqrt with all the digits that follow a typed root; anything else it takes as it stands."""
-    return rf"\sqrt{{{digits}}}" if digits else r"\sqrt "
+def greek_name(letter: str) -> str:
+    """`lambda`, which Unicode spells LAMDA, for its letter."""
+    return unicodedata.name(letter).split()[-1].lower().replace("lamda", "lambda")
 
 
 COMMANDS = "(?:[dt]?frac|sqrt|left|right|l?g?eq?|infty|pi|text|cup|pm|cdot|times)(?![a-z])"

@@ -38,10 +38,8 @@ def add_lora(model: nn.Module, rank: int, seed: int = 0) -> nn.Module:
     present = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     if lacking := [name for name in PROJECTIONS if name not in present]:
         say(f"the adapter goes without {', '.join(lacking)}: the model has no layers of that name")
-    projections = list(PROJECTIONS)
-    config = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=rank, lora_alpha=rank, target_modules=projections
-    )
+    sizes = {"r": rank, "lora_alpha": rank, "target_modules": list(PROJECTIONS)}
+    config = peft.LoraConfig(task_type="CAUSAL_LM", **sizes)
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed)
         wrapped = peft.get_peft_model(model, config)
@@ -62,8 +60,7 @@ def load_with_adapter(
         load: of the base model, by its name.
 
     Returns:
-        The model; names of the adapter's weights that its files lack, and of tensors in its files
-        that it has no place for.
+        The model; the names of what its files lack, and of what it has no place for.
     """
     import peft
 

@@ -62,13 +62,9 @@ def load_model(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module
 
 
 def load_weights(path: str, dtype: torch.dtype) -> nn.Module:
-    """A transformers model, every tensor of it from its files.
+    """A transformers model, every tensor of it from its files; otherwise OSError or ValueError.
 
     Left to itself, transformers draws what it does not find at random, and goes on.
-
-    Raises:
-        ValueError: see `check_weights`.
-        OSError: there is no such model.
     """
     model, found = AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
@@ -109,11 +105,7 @@ def check_weights(
 
 
 def check_stops(model: nn.Module, tokenizer: TokenizerBase) -> None:
-    """Whether completions can end; says so if the chat template ends its turns otherwise.
-
-    Raises:
-        ValueError: no token ends a completion.
-    """
+    """Raise ValueError if no token ends a completion; say so if the chat template names another."""
     stops = eos_token_ids(model, tokenizer)
     known = model.get_input_embeddings().weight.shape[0]
     if not any(0 <= token < known for token in stops):
@@ -124,10 +116,9 @@ def check_stops(model: nn.Module, tokenizer: TokenizerBase) -> None:
         )
     end = turn_end(tokenizer)
     if end is not None and end not in stops:
-        name = tokenizer.convert_ids_to_tokens(end)
         say(
-            f"hint: the chat template ends a turn with {name}, which is no stop token: if "
-            f"completions do not end, add {end} to eos_token_id in generation_config.json"
+            f"hint: the chat template ends a turn with {tokenizer.convert_ids_to_tokens(end)}, "
+            f"which is no stop token: add {end} to eos_token_id in generation_config.json"
         )
 
 

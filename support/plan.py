@@ -1,16 +1,15 @@
 """Whether a run fits into memory, counted before it is begun: --dry-run.
 
-    print(dry_run(config, machine))                  # the memory of a process, as a table
-    fits(config, machine, "generation", "update")    # both at once: then vLLM need not sleep
+    print(dry_run(config, machine))           # the memory of a process, as a table
+    vllm_sleeps = settle(config, machine)     # chooses --micro-batch where it is left open
 
-Memory is what an update is dear in, and why PODS trains on m of n rollouts. It is counted, not
-guessed: a micro-batch runs forward and backward on tensors that have sizes and no content
-(PyTorch's FakeTensorMode), and the bytes of each are added up for as long as it lives. That finds
-activations, what checkpointing computes again, logits, bfloat16 copies of weights, and the second
-set of gradients that the backward pass holds where prompts are read once.
+Memory is what an update is dear in, and why PODS trains on m of n rollouts. It is counted: a
+micro-batch runs forward and backward on tensors with sizes and no content (PyTorch's
+FakeTensorMode), and the bytes of each are added up for as long as it lives. That finds activations,
+what checkpointing computes again, logits, bfloat16 copies of weights, and the second set of
+gradients that the backward pass holds where prompts are read once. Left out: time; vLLM on a CPU.
 
-Left out: time; vLLM on a CPU. Legend: P prompts a process and step, n rollouts a prompt, m kept,
-S tokens of a sequence, of which T are the completion's, b sequences of a micro-batch.
+Legend: S tokens of a sequence, of which T are the completion's, b sequences of a micro-batch.
 """
 
 import json
@@ -27,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from logprobs import distinct_prompts, shared_prompts, target_log_probs, whole_rows
 from support.adapters import add_lora
-from support.errors import InputError
+from support.errors import InputError, say
 from support.models import EMBEDDED
 from support.presets import Machine
 from support.settings import Config
@@ -36,19 +35,18 @@ from support.settings import Config
 SHAPES = json.loads(Path(__file__).with_name("shapes.json").read_text())
 SIZES_ONLY = FakeTensorMode(allow_non_fake_inputs=True)
 USABLE = 0.95  # the rest: CUDA's, scratch of kernels, gaps between the allocator's blocks
+DEFAULT = 64  # sequences of a micro-batch
 IN_GENERATION, IN_UPDATE, VLLM = "in generation", "in the update", "vLLM's share"
 
 
 def architecture(name: str) -> PreTrainedConfig:
-    """The layers, widths and vocabulary of `--model`; InputError if they cannot be had."""
+    """The layers, widths and vocabulary of `--model`; an adapter's are its base model's."""
     if name in SHAPES:
         return AutoConfig.for_model(**SHAPES[name])
-    try:
-        return AutoConfig.from_pretrained(EMBEDDED.get(name, name))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"--model {name}: no config.json there, on the hub or in its cache"
-        ) from error
+    adapter = Path(name, "adapter_config.json")
+    if adapter.exists():
+        return architecture(json.loads(adapter.read_text())["base_model_name_or_path"])
+    return AutoConfig.from_pretrained(EMBEDDED.get(name, name))
 
 
 def longest(shape: PreTrainedConfig, config: Config) -> tuple[int, int]:
@@ -60,9 +58,9 @@ def longest(shape: PreTrainedConfig, config: Config) -> tuple[int, int]:
 
 
 def sizes_of(shape: PreTrainedConfig, config: Config) -> nn.Module:
-    """The model that `config` trains, as one on a CPU for all that PyTorch's operations can tell.
+    """The model that `config` trains, for all that PyTorch's operations can tell on a CPU.
 
-    They choose other kernels on the meta device: attention would make all S*S scores.
+    (On the meta device they choose other kernels: attention would make all S*S scores.)
     """
     # As in a run: what is trained is stored in float32, what is not as it is computed with.
     stored = getattr(torch, config.dtype) if config.lora_rank else torch.float32
@@ -80,7 +78,7 @@ def sizes_of(shape: PreTrainedConfig, config: Config) -> nn.Module:
 class Allocations(TorchDispatchMode):
     """The `peak` of the bytes of all tensors that are used or made while it is entered.
 
-    (torch's MemTracker takes neither frozen weights nor a layer that is called twice in one pass.)
+    (torch's MemTracker takes neither frozen weights nor a layer that is called twice in a pass.)
     """
 
     def __init__(self) -> None:
@@ -129,25 +127,31 @@ def update_bytes(model: nn.Module, config: Config, b: int) -> int:
 
 
 def plan(config: Config, machine: Machine) -> dict[str, int]:
-    """Bytes of a process, by what they are for; `in generation` and `in the update` are sums."""
-    shape, P = architecture(config.model).get_text_config(), config.prompts_per_step
-    model, b = sizes_of(shape, config), min(P * config.m, config.micro_batch)
+    """Bytes of a process, by what they are for; `in generation` and `in the update` are sums.
+
+    Raises:
+        InputError: no config.json can be had, or what is computed depends on the content.
+    """
+    b = min(config.prompts_per_step * config.m, config.micro_batch or DEFAULT)
+    try:
+        model = sizes_of(architecture(config.model).get_text_config(), config)
+        counted = update_bytes(model, config, b)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(f"--model {config.model}: its memory is not known: {reason}") from error
     whole = sum(weight.nbytes for weight in model.parameters())
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     # A trained weight takes 16 bytes: itself, its gradient and two moments, all float32.
     always = {"weights": whole, "gradients": 4 * trained, "AdamW's moments": 8 * trained}
-    update = {f"micro-batch of {b} sequences": update_bytes(model, config, b) - whole - 4 * trained}
+    update = {f"micro-batch of {b} sequences": counted - whole - 4 * trained}
     if config.shard:
         always = {part: size // machine.processes for part, size in always.items()}
         layers = [m for m in model.modules() if type(m).__name__ in model._no_split_modules]
         layer = sum(weight.nbytes for weight in layers[0].parameters())
-        # In the dtype of computation everything except the layers stays whole for the backward
-        # pass. Of layers there are the one that is computed, the next one, and the buffer in which
-        # weights come; in float32 the one in which gradients leave.
-        half = 2 if config.dtype == "bfloat16" else 1
-        update["gathered from all processes"] = (
-            whole - len(layers) * layer + 3 * layer
-        ) // half + layer
+        # In the dtype of computation: all but the layers, until the backward pass ends; the layer
+        # that is computed, the next, and a buffer. In float32: one layer's gradients on their way.
+        gathered = (whole + (3 - len(layers)) * layer) // 4 * getattr(torch, config.dtype).itemsize
+        update["gathered from other processes"] = gathered + layer
     if config.beta > 0 and not config.lora_rank:  # with an adapter it is the model without it
         always["KL's reference"] = whole
     share = int(config.gpu_memory_utilization * machine.memory)
@@ -156,18 +160,24 @@ def plan(config: Config, machine: Machine) -> dict[str, int]:
     return always | generation | {IN_GENERATION: sums[0]} | update | {IN_UPDATE: sums[1]}
 
 
-def fits(parts: dict[str, int], machine: Machine, beside_vllm: bool = False) -> bool:
-    """Whether a `plan`'s update has enough memory; beside vLLM, which then need not sleep."""
-    size = parts[IN_UPDATE] + (parts[VLLM] if beside_vllm else 0)
-    return size <= USABLE * machine.memory
+def settle(config: Config, machine: Machine) -> bool:
+    """Choose `--micro-batch` where it is left open: 64, or the largest half of a half that fits.
 
-
-def micro_batch_for(config: Config, machine: Machine) -> int:
-    """`--micro-batch` where it is left open: 64, or all that is kept, halved until it fits."""
-    b = min(64, config.prompts_per_step * config.m)
-    while b > 1 and not fits(plan(replace(config, micro_batch=b), machine), machine):
-        b //= 2
-    return b
+    Returns:
+        Whether vLLM must sleep during updates, because there is not enough memory for both.
+    """
+    given, usable = config.micro_batch, USABLE * machine.memory
+    config.micro_batch = given or DEFAULT
+    try:
+        parts = plan(config, machine)
+        while not given and config.micro_batch > 1 and parts[IN_UPDATE] > usable:
+            config.micro_batch //= 2
+            parts = plan(config, machine)
+    except InputError as error:
+        say(str(error))
+        return True
+    say(f"--micro-batch {config.micro_batch}, by the plan (--dry-run)")
+    return parts[IN_UPDATE] + parts[VLLM] > usable
 
 
 def dry_run(config: Config, machine: Machine) -> str:
@@ -175,14 +185,11 @@ def dry_run(config: Config, machine: Machine) -> str:
     n, usable, parts = config.n, USABLE * machine.memory, plan(config, machine)
     all_of_them = replace(config, m=n, micro_batch=n * config.prompts_per_step)
     parts[f"{IN_UPDATE}, m = n = {n}, in one piece"] = plan(all_of_them, machine)[IN_UPDATE]
-    lines = [
-        f"memory of a process, without kernels' scratch, on {machine.processes} x {machine.name}: "
-        f"{usable / 1e9:.1f} GB can be counted on"
-    ]
+    lines = [f"{usable / 1e9:.1f} GB can be counted on, {machine.processes} x {machine.name}"]
     for label, size in parts.items():
         lines.append(f"  {label:40} {size / 1e9:8,.2f} GB")
         if label.startswith("in "):
             lines[-1] += ": fits" if size <= usable else ": out of memory"
-    if not fits(parts, machine):
+    if parts[IN_UPDATE] > usable:
         lines.append("try a lower --micro-batch, --gradient-checkpointing, --lora-rank or --shard")
-    return "\n".join(lines)
+    return "\n".join([*lines, "what kernels need for a moment is not counted"])

@@ -1,12 +1,10 @@
 """What a run holds in memory: model, data, sampler, seeds, clock. Nothing here touches the disk.
 
-    run = Run(config)                          # ready to train; train=False: to evaluate
-    problems, prompt_ids = run.prompts(step)
-    with run.clock("generate"): ...            # run.seconds["generate"]
-    run.leave()
-
-Everything random is a function of (seed, step, process), so a run that goes on needs no generator
-state: `run.seed("rollouts", step)` is the same number whenever and wherever it is asked for.
+run = Run(config)                          # ready to train; train=False: to evaluate
+problems, prompt_ids = run.prompts(step)
+with run.clock("generate"): ...            # run.seconds["generate"]
+parts = run.score(problems, completions)   # accuracy, format, tag_count, one's own, total
+run.leave()
 """
 
 import math
@@ -23,6 +21,7 @@ from support.data import Data, derived_seed, load_data, say_shared
 from support.errors import InputError, explained, say
 from support.learner import Learner
 from support.models import check_stops, load_model
+from support.presets import this_machine
 from support.processes import Processes
 from support.settings import REWARD_PARTS, Config, part_and_weight, task_and_folder
 from support.tasks import Problem, opens_think
@@ -43,6 +42,7 @@ class Run:
         eval_data, train_data: `Data`, the former by the name of its task.
         max_new_tokens: T, the longest completion.
         opens_think: whether the prompts end in an open <think>.
+        vllm_sleeps: whether vLLM gives its memory to the update.
         seconds: of this step's phases, see `clock`.
 
     Raises:
@@ -51,6 +51,12 @@ class Run:
 
     def __init__(self, config: Config, train: bool = True) -> None:
         self.config, self.processes = config, Processes()
+        self.vllm_sleeps = True
+        planned = train and (config.sampler == "vllm" or config.micro_batch is None)
+        if planned and torch.cuda.is_available():
+            from support.plan import settle  # here, because a run on a CPU does without
+
+            self.vllm_sleeps = settle(config, this_machine(self.processes.count))
         self.own_rewards = [own_reward.load(*part_and_weight(part)) for part in config.reward]
         # What is trained is stored in float32: in bfloat16 an update of 5e-6 to a weight of 0.02 is
         # rounded away. Only weights that stay as they are may be stored as they are computed with.
@@ -114,7 +120,9 @@ class Run:
             model = self.learner.whole_model if self.learner else self.model
             return TorchSampler(model, self.tokenizer, dtype)
         try:
-            return VLLMSampler(self.model, self.tokenizer, max_length, dtype, share)
+            return VLLMSampler(
+                self.model, self.tokenizer, max_length, dtype, share, self.vllm_sleeps
+            )
         except Exception as error:  # an engine has many ways to say that it lacks an architecture
             if explained(error):
                 raise
@@ -147,8 +155,6 @@ class Run:
         tested = {name: data.digest() for name, data in self.eval_data.items()}
         rewards = {reward.spec: reward.digest for reward in self.own_rewards}
         return {"train": self.train_data.digest()} | tested | rewards
-
-    # -- for one step
 
     def start_step(self) -> None:
         """Set the clock to 0."""

@@ -107,8 +107,10 @@ class Config:
         None, "longest completion; default: 512, or what the model's positions leave", at_least=1
     )
 
-    micro_batch: int = option(
-        64, "sequences a forward and backward pass; lower to save memory", at_least=1
+    micro_batch: int | None = option(
+        None,
+        "sequences a forward and backward pass; default: 64, on a GPU as many of them as fit",
+        at_least=1,
     )
     gradient_checkpointing: bool = option(
         False, "keep less for the backward pass and compute it again: slower, far less memory"
@@ -158,6 +160,8 @@ class Config:
         if self.dtype is None:  # vLLM's attention on a GPU has no true float32
             on_gpu = self.sampler == "vllm" and torch.cuda.is_available()
             self.dtype = "bfloat16" if on_gpu else "float32"
+        if self.micro_batch is None and not torch.cuda.is_available():
+            self.micro_batch = 64  # on a GPU plan.py settles it, when the processes are known
         # The three parts have their weights in one place, however they were given.
         weights, own = dict(zip(REWARD_PARTS, self.reward_weights)), {}
         for part in self.reward:

@@ -199,12 +199,14 @@ class Folder:
     # -- the end
 
     def finish(self, progress: Progress) -> None:
-        """Write a checkpoint and the models, and send what the tracker has left."""
+        """Write a checkpoint and the models, send what the tracker has left, let others write."""
         self.save(progress)
         self.save_models()
         if self._tracker:
             _, close = self._tracker
             close()
+        if self.processes.first:
+            self.lock.close()
 
     def save_models(self) -> None:
         """model/, and merged/ if it is asked for."""

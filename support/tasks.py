@@ -189,8 +189,7 @@ def _one_split(problems: list[Problem], split: str) -> list[Problem]:
     By hash, so that the order of the rows does not matter, and by question, so that one which
     occurs twice is never on both sides. Python's own hash() differs between runs.
     """
-    # A prompt with choices is more than its question.
-    questions = [problem.columns.get("question", problem.prompt) for problem in problems]
+    questions = [p.columns.get("question", p.prompt) for p in problems]  # without choices
     hashes = {question: hashlib.sha256(question.encode()).digest() for question in questions}
     held_out = set(sorted(hashes, key=hashes.get)[: max(1, len(hashes) // 10)])
     return [p for p, q in zip(problems, questions) if (q in held_out) == (split == "test")]

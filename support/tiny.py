@@ -92,10 +92,8 @@ def make_model(seed: int) -> LlamaForCausalLM:
 def warm_start(seed: int = SEED, steps: int = 600, forget: float = 0.5) -> LlamaForCausalLM:
     """Imitate the careless student on training sums only: `steps` batches of fresh demonstrations.
 
-    Args:
-        seed: of the weights, the sums drawn and the student's mistakes.
-        steps: optimiser steps. Fewer leave wrong column sums, which later learning mends badly.
-        forget: the share of carries that the student forgets; invented ones become as much rarer.
+    Fewer steps leave wrong column sums, which later learning mends badly. The more carries the
+    student forgets (`forget`, a share), the fewer are invented.
     """
     model, tokenizer = make_model(seed), make_tokenizer()
     problems = tasks.load_task("arithmetic", "train")
@@ -111,9 +109,8 @@ def warm_start(seed: int = SEED, steps: int = 600, forget: float = 0.5) -> Llama
         encoded = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
         labels = encoded["input_ids"].masked_fill(encoded["attention_mask"] == 0, -100)
         labels[:, : len(prompts[0])] = -100  # the prompt is given, not learned; all have 6 tokens
-        loss = model(**encoded, labels=labels).loss
         optimizer.zero_grad()
-        loss.backward()
+        model(**encoded, labels=labels).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -138,11 +135,8 @@ def error_breakdown(
 
 
 def check_gate(breakdown: dict[str, float], policy: str = "tiny_policy") -> None:
-    """Raise ValueError unless the warm start has the one flaw it should have, and no other.
-
-    Its share of right answers is that of `STARTS`. Wrong column sums are rare: they make learning
-    slow and its plateau low.
-    """
+    """Raise ValueError unless the share of right answers is that of `STARTS`, and no other flaw
+    is there: wrong column sums make learning slow and its plateau low."""
     share, (_, _, (least, most)) = Counter(breakdown), STARTS[policy]
     if not least <= share["right"] <= most or share["column"] > 0.02:
         raise ValueError(f"this warm start would learn badly, try another seed: {breakdown}")
@@ -159,12 +153,11 @@ def main() -> None:
     forget, task, _ = STARTS[arguments.policy]
     model = warm_start(arguments.seed, forget=forget)
     breakdown = error_breakdown(model, task=task)
-    print("held-out completions:", ", ".join(f"{k} {v:.3f}" for k, v in breakdown.items()))
     check_gate(breakdown, arguments.policy)
     folder = arguments.out or EMBEDDED[arguments.policy]
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
-    print(f"wrote {model.num_parameters():,} parameters to {folder}")
+    print(f"wrote {folder}; of held-out completions are {breakdown}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """Adapters: what is trained, where it starts, and the plain model that it stands for."""
 
+import peft
 import pytest
 import torch
 from conftest import adapted, batch, log_probs, random_model, trained_weights
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from logprobs import Policy
 from support import tiny
 from support.adapters import add_lora, dithered, is_adapter, merged_weights
+from support.errors import InputError
 from support.files import save_model
 from support.models import load_model
 from support.plan import Allocations
@@ -138,3 +141,62 @@ def test_without_pefts_own_casts_bits_are_the_same_and_less_is_kept(checkpointin
 def test_a_model_without_the_projections_is_refused():
     with pytest.raises(ValueError, match="not found in the base model"):
         add_lora(random_model("gpt2"), 4)
+
+
+# ---- folders -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "tied"),
+    [
+        ({"target_modules": ["q_proj"]}, True),
+        # What is merged into one of two tied layers must not be in the other.
+        ({"target_modules": ["lm_head", "q_proj"]}, False),
+        ({"target_modules": ["embed_tokens", "q_proj"]}, False),
+        ({"target_modules": ["embed_tokens", "lm_head"]}, False),
+        ({"target_modules": ["embed_tokens"], "ensure_weight_tying": True}, True),
+        # New tokens, with whole layers that were trained, or rows of them.
+        ({"tokens": 2, "target_modules": ["q_proj"]}, True),
+        ({"tokens": 2, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}, False),
+        ({"tokens": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, False),
+        ({"tokens": 2, "target_modules": ["q_proj"], "trainable_token_indices": [19, 20]}, True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # of peft's, about tied weights
+def test_a_folder_gives_the_policy_that_was_saved_and_gives_it_again(tmp_path, options, tied):
+    model, tokenizer = load_model("tiny_policy")
+    options = dict(options)
+    if tokens := options.pop("tokens", 0):
+        tokenizer.add_tokens([f"<new{i}>" for i in range(tokens)])
+        model.resize_token_embeddings(len(tokenizer))
+    torch.manual_seed(0)
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", r=4, **options))
+    for weight in trained_weights(wrapped).values():
+        weight.add_(0.1 * torch.randn_like(weight))
+    save_model(wrapped, tokenizer, tmp_path / "adapter")
+
+    loaded, _ = load_model(str(tmp_path / "adapter"))
+    save_model(loaded, tokenizer, tmp_path / "plain")
+    ids = tokenizer("34+57=", return_tensors="pt")["input_ids"]
+    for plain in (loaded, load_model(str(tmp_path / "plain"))[0]):
+        assert plain.config.tie_word_embeddings == tied
+        torch.testing.assert_close(plain(ids).logits, wrapped(ids).logits, atol=1e-4, rtol=0)
+
+
+def test_an_adapters_files_are_checked_like_a_models(tmp_path):
+    model, tokenizer = load_model("tiny_policy")
+    save_model(add_lora(model, rank=2), tokenizer, tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file({name.replace("q_proj", "qproj"): w for name, w in load_file(file).items()}, file)
+    with pytest.raises(InputError, match=r"missing.*q_proj.*unknown.*qproj"):
+        load_model(str(tmp_path / "adapter"))
+
+
+def test_projections_that_a_model_lacks_are_named(capsys):
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+    add_lora(Phi3ForCausalLM(Phi3Config(vocab_size=19, **sizes, **heads)), rank=4)
+    said = capsys.readouterr().err
+    assert "without q_proj, k_proj, v_proj, gate_proj, up_proj:" in said and "o_proj," not in said
+    add_lora(random_model("llama"), rank=4)
+    assert "without" not in capsys.readouterr().err

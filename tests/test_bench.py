@@ -98,7 +98,7 @@ def test_commands_write_json(name, tmp_path, capsys, monkeypatch):
         (["race", "--", "--out", "X"], "--out after --"),
         (["race", "--", "--dry-run"], "--dry-run after --"),
         (["bands", "--", "--eval-only"], "--eval-only after --"),
-        (["bands", "--n", "32", "--m", "8"], "bands has no --n 32 --m 8: is it train.py's? Then"),
+        (["bands", "--n", "32", "--m", "8"], "bands has no --n 32 --m 8: say -- --n 32 --m 8 if"),
     ],
 )
 def test_what_the_user_can_mend_is_one_line(argv, words, tmp_path, capsys):

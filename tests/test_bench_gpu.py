@@ -1,18 +1,18 @@
 """What is to be run on a GPU, run without one: every part, with the embedded policy."""
 
-import pytest
+import json
+from functools import partial
+
 import torch
 from conftest import TASK
 
 import bench
 from benches import gpu
+from benches.measure import write
 from support.run import Run
 from support.settings import Config
 
-
-@pytest.fixture(scope="module")
-def config() -> Config:
-    return Config(task=TASK, n=8, m=4, prompts_per_step=2, eval_problems=1, micro_batch=4)
+CONFIG = Config(task=TASK, n=8, m=4, prompts_per_step=2, eval_problems=4, micro_batch=4)
 
 
 def test_without_a_gpu_it_is_one_line(tmp_path, capsys, monkeypatch):
@@ -23,47 +23,57 @@ def test_without_a_gpu_it_is_one_line(tmp_path, capsys, monkeypatch):
     )
 
 
-def test_all_of_it_runs_and_says_what_was_planned_and_measured(config, capsys):
-    result = gpu.measure(config, [4, 8], count=2)
-    whens = [row["when"] for row in result["gaps"]]
-    assert whens[:2] == ["before the first sleep", "after the first sleep"]
-    assert whens[2:] == [f"step {step}" for step in range(1, 7)]
-    assert all(row["max"] < 1e-4 for row in result["gaps"] if row["max"] is not None)
-    assert [row["n"] for row in result["steps"]] == [4, 8, 4, 8, 4, 8]
-    few, many = result["phases"]
-    assert (few["n"], many["n"]) == (4, 8) and min(few["update"], many["generate"]) > 0
-    assert result["step cost ratio"] == many["total"] / few["total"]
-    _, batch, update = result["memory"]
-    assert batch["what"] == "micro-batch of 4 sequences"
-    assert 0 < batch["planned GB"] < update["planned GB"] < update["measured GB"]  # the process's
-    shown = capsys.readouterr().out
-    for part in ("after the first sleep", "tokens/s", "the paper's L40S", "measured GB"):
-        assert part in shown
+def test_every_part_runs_and_is_written_as_it_comes(tmp_path, capsys, monkeypatch):
+    def broken(run):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(gpu, "generation", broken)
+    monkeypatch.setattr(gpu, "killed_and_resumed", lambda config: {"exit code": 0})
+    result, written = {}, []
+
+    def save(parts: dict) -> None:
+        write(tmp_path, "gpu", "python bench.py gpu", parts)
+        written.append(json.loads((tmp_path / "gpu.json").read_text()))
+
+    config = Config(**vars(CONFIG) | {"lora_rank": 4, "dtype": "bfloat16"})
+    gpu.measure(config, [4, 8], 1, partial(gpu.part, result, save))
+    cases = ("tiny policy", "adapter", "all weights", "float32")
+    names = ("start", "log-probs", "generation", "phases", "learning", "memory")
+    expected = ["versions", *(f"{case}: {name}" for case in cases for name in names)]
+    assert list(result) == [*expected, "killed and resumed"]
+    assert [len(parts) - 4 for parts in written] == list(range(1, len(result) + 1))
+    failed = [name for name, found in result.items() if "failed" in found]
+    assert failed == [f"{case}: generation" for case in cases]  # and everything else went on
+    assert "RuntimeError: no such kernel" in written[-1][failed[0]]["failed"]
+    for case, largest in (("all weights", 0.2), ("float32", 1e-4)):
+        found = result[f"{case}: log-probs"]
+        assert found["before the first sleep"]["max"] < largest
+        assert found["after the first sleep"]["max"] < largest
+    assert list(result["float32: phases"]) == ["n=4", "n=8"]
+    assert result["float32: phases"]["n=8"]["generate"] > 0
+    assert 0 <= result["float32: learning"]["after"] <= 1
+    assert result["float32: memory"]["in the update"].startswith("planned 0.0")
+    assert "all weights: phases" in capsys.readouterr().out
 
 
-def test_a_sampler_with_other_weights_is_seen(config):
-    run = Run(config)
+def test_a_sampler_with_other_weights_is_seen():
+    run = Run(CONFIG)
     policy = run.learner.policy
     run.sampler.sync = lambda model: [weight.data.mul_(1.1) for weight in policy.parameters()]
     run.sampler.generate = lambda *args, **kwargs: rollouts
-    rollouts = Run(config).sampler.generate(run.prompts(1)[1], 4, run.max_new_tokens, 1.0, seed=0)
-    before, after = gpu.gaps(run)
-    assert before["max"] < 1e-4 and after["mean"] > 1e-2
+    rollouts = Run(CONFIG).sampler.generate(run.prompts(1)[1], 4, run.max_new_tokens, 1.0, seed=0)
+    found = gpu.gaps(run)
+    assert found["before the first sleep"]["max"] < 1e-4
+    assert found["after the first sleep"]["mean"] > 1e-2
 
 
-def step(n: int, generate: float, update: float, skipped: bool = False) -> dict:
-    """A row of `steps`: two groups, completions of ten tokens."""
-    seconds = dict.fromkeys(gpu.PHASES, 0.0) | {"generate": generate, "update": update}
-    return {"n": n, "skipped": skipped, "groups": 2, "completion_length": 10.0, "seconds": seconds}
+def test_padding_is_no_token():
+    run = Run(CONFIG)
+    found = gpu.generation(run)
+    assert 0 < found["tokens/s"] < found["padded tokens/s"]
 
 
-def test_phases_are_medians_of_warm_steps_that_had_an_update():
-    rows = [step(16, 9.0, 9.0), step(64, 9.0, 9.0)]  # they warm up
-    rows += [step(16, 1.0, 3.0), step(64, 2.0, 3.0)]
-    rows += [step(16, 1.0, 0.0, skipped=True), step(64, 4.0, 3.0)]
-    rows += [step(16, 1.0, 5.0), step(64, 4.0, 5.0)]
-    few, many = gpu.phases(rows)
-    assert (few["steps"], few["generate"], few["update"], few["total"]) == (2, 1.0, 4.0, 5.0)
-    assert (many["steps"], many["generate"], many["update"], many["total"]) == (3, 4.0, 3.0, 7.0)
-    assert (few["tokens/s"], many["tokens/s"]) == (2 * 16 * 10 / 1.0, 2 * 64 * 10 / 4.0)
-    assert gpu.phases([step(16, 1.0, 1.0), step(16, 2.0, 0.0, skipped=True)])[0]["total"] == 2.0
+def test_a_run_is_killed_and_resumed():
+    found = gpu.killed_and_resumed(CONFIG)
+    assert found["exit code"] == 0, found["errors"]
+    assert found["steps"] == list(range(7))

@@ -70,8 +70,8 @@ RACING = {"pods": {lr: replace(CONFIG, lr=lr, eval_problems=4) for lr in (3e-4, 
 RACING["grpo"] = {3e-4: replace(CONFIG, n=4, eval_problems=4)}
 
 
-def test_heats_run_in_other_processes_and_are_sorted_into_arms_and_rates(tmp_path, capsys):
-    arms, _ = run_heats(RACING, range(2), marks=[1e-9], jobs=2, out=tmp_path)
+def test_heats_are_sorted_into_arms_and_rates(tmp_path, capsys):
+    arms, _ = run_heats(RACING, range(2), marks=[1e-9], jobs=1, out=tmp_path)
     assert {name: list(arm.runs) for name, arm in arms.items()} == {
         "pods": [3e-4, 6e-4],
         "grpo": [3e-4],

@@ -242,6 +242,7 @@ f^{-1}(3)=12  =  12  !  3
 \mathbf{v}  =  v  \mathbf v  !  w
 (-\infty,2)\cup(3,\infty)  =  (-inf, 2) U (3, inf)  (-\infty,2) \text{ or } (3,\infty)
 x \approx 5  =  ≈ 5  approx. 5  x = 5  ca. 5  !  6
+2\pi r+\lambda  =  2πr + λ  \lambda+2r\pi  !  2r+λ
 """
 ROWS = re.sub(r"\n {5}", "  ", TABLE.strip()).split("\n")
 

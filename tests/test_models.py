@@ -1,18 +1,20 @@
-"""Models from folders: ordinary ones, adapters, broken ones."""
+"""Models from folders: ordinary ones, adapters; broken ones are refused, strange ones are said."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import log_probs, small, trained_weights
+from conftest import edit, log_probs, random_model, small, text_tokenizer, trained_weights
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import train
 from support import tiny
 from support.errors import InputError
-from support.models import EMBEDDED, load_model
+from support.files import save_model
+from support.models import EMBEDDED, check_stops, load_model
 from support.run import Run
 from support.storage import Folder
 
@@ -51,6 +53,12 @@ def test_dropout_is_off_while_training(tmp_path):
         assert torch.equal(loaded(ids).logits, loaded(ids).logits)
 
 
+@pytest.fixture
+def broken(tmp_path) -> Path:
+    """A copy of the tiny policy's folder, to spoil."""
+    return Path(shutil.copytree(tiny.TINY_POLICY, tmp_path / "broken"))
+
+
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
 @pytest.mark.parametrize("content", ["{}", "x"])
 def test_broken_model_folders_are_one_line(tmp_path, file, content):
@@ -77,6 +85,82 @@ def test_a_hub_name_that_cannot_be_fetched_is_one_line():
 def test_the_folder_of_a_run_is_not_its_model(finished):
     with pytest.raises(InputError, match=f"did you mean {finished / 'model'}?"):
         load_model(str(finished))
+
+
+# ---- weights -------------------------------------------------------------------------------------
+
+
+def without_a_layer(weights):
+    return {name: w for name, w in weights.items() if ".layers.1." not in name}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without_a_layer, r"9 missing, such as model\.layers\.1\."),
+        (lambda w: w | {"model.layers.0.extra": torch.ones(2)}, "1 unknown.*0.extra"),
+        (lambda w: w | {"model.norm.weight": torch.ones(64)}, "1 of another shape.*model.norm"),
+        (lambda w: w | {"model.norm.weight": torch.full((128,), torch.nan)}, "1 not finite"),
+        (lambda w: w | {"model.norm.weight": torch.full((128,), torch.inf)}, "1 not finite"),
+        # A wrapper's prefix is seen in the names, and the remedy is said.
+        (
+            lambda w: {f"module.{name}": weight for name, weight in w.items()},
+            "21 missing.*20 unknown.*module.model.*wrapper",
+        ),
+    ],
+    ids=["a missing layer", "an unknown tensor", "another shape", "NaN", "infinity", "wrapped"],
+)
+def test_weights_that_are_not_the_models_are_refused(broken, change, said):
+    file = broken / "model.safetensors"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=said) as refused:
+        load_model(str(broken))
+    assert str(broken) in str(refused.value) and "--lr" not in str(refused.value)
+
+
+def test_tied_weights_that_are_not_declared_are_refused(broken):
+    edit(broken / "config.json", tie_word_embeddings=False)
+    with pytest.raises(InputError, match=r"1 missing, such as lm_head\.weight"):
+        load_model(str(broken))
+
+
+# ---- saving and tokens ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"do_sample": False, "temperature": 0.6, "top_p": 0.9}, "temperature"),
+        ({"pad_token_id": -1}, "pad_token_id"),
+        ({"do_sample": True, "temperature": 0.6}, ""),
+    ],
+)
+def test_what_loads_can_be_saved(broken, tmp_path, capsys, changes, said):
+    edit(broken / "generation_config.json", **changes)
+    model, tokenizer = load_model(str(broken))
+    error = capsys.readouterr().err
+    assert ("generation_config.json" in error) == bool(said) and said in error
+    save_model(model, tokenizer, tmp_path / "saved")
+    saved = load_model(str(tmp_path / "saved"))[0].generation_config
+    assert saved.eos_token_id == 17 and saved.temperature == (None if said else 0.6)
+
+
+@pytest.mark.parametrize(("eos", "said"), [(None, "is given"), (40, "40.*beyond the vocabulary")])
+def test_a_model_that_cannot_end_is_refused(broken, eos, said):
+    edit(broken / "tokenizer_config.json", eos_token=None)
+    for file in ("config.json", "generation_config.json"):
+        edit(broken / file, eos_token_id=eos)
+    with pytest.raises(ValueError, match=f"no end-of-sequence token.*{said}"):
+        check_stops(*load_model(str(broken)))
+
+
+CHAT = "{% for m in messages %}{{ m['content'] }}<|im_end|>\n{% endfor %}"
+
+
+@pytest.mark.parametrize(("eos", "hinted"), [("<|end|>", True), ("<|im_end|>", False)])
+def test_a_turn_end_that_ends_nothing_is_hinted_at(capsys, eos, hinted):
+    check_stops(random_model("llama", 300), text_tokenizer(CHAT, eos_token=eos))
+    assert ("<|im_end|>, which is no stop token" in capsys.readouterr().err) == hinted
 
 
 # ---- folders of adapters -------------------------------------------------------------------------

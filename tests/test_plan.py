@@ -8,10 +8,12 @@ import torch.distributed as dist
 from conftest import random_model
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import OPTConfig
 
 import logprobs
 from support import plan as planning
 from support.adapters import add_lora
+from support.errors import InputError
 from support.plan import IN_UPDATE, USABLE, Allocations, plan, sizes_of, update_bytes
 from support.presets import LLAMA_3B, MACHINES, PRESETS, QWEN_3B, QWEN_7B, Machine
 from support.processes import Processes
@@ -128,10 +130,11 @@ def test_checkpointing_and_reading_prompts_once_need_less():
     assert update_bytes(sizes_of(shape, config), config, 16) < 0.75 * whole
 
 
-def test_where_prompts_are_read_once_a_second_set_of_gradients_is_counted():
+def test_where_prompts_are_read_once_a_second_set_of_gradients_is_counted(monkeypatch):
     """The prompt's pass and the completion's each have one, and they meet only at the end."""
     _, shape, config = small(hidden_size=256, intermediate_size=2048)
     config.max_prompt_tokens = config.max_new_tokens = 2
+    monkeypatch.setattr(logprobs, "WORTH_A_PASS", 1)
     weights = sum(weight.nbytes for weight in sizes_of(shape, config).parameters())
     whole = update_bytes(sizes_of(shape, config), config, 2)
     config.prompts_per_step = 1
@@ -193,14 +196,36 @@ def test_what_fits_depends_on_the_memory(folder):
     found = plan(config, machine(0))
     assert verdicts(found[IN_UPDATE]) == [True, False]  # as it is, and with n = m
     assert verdicts(found[IN_UPDATE] - 10) == [False, False]
-    assert planning.micro_batch_for(config, machine(10**9)) == 8
-    assert planning.micro_batch_for(config, machine(found[IN_UPDATE])) == 4
-    assert planning.micro_batch_for(config, machine(0)) == 1
-    found[planning.VLLM] = 1000
-    for size, beside in ((1000, True), (999, False)):
-        enough = machine(found[IN_UPDATE] + size)
-        assert planning.fits(found, enough, beside_vllm=True) == beside
-        assert planning.fits(found, enough)
+
+
+@pytest.mark.parametrize(
+    ("given", "memory", "chosen", "sleeps"),
+    [
+        (None, lambda found: 10**9, 64, False),
+        (None, lambda found: 1.02 * found, 4, True),
+        (None, lambda found: 0, 1, True),
+        (2, lambda found: 0, 2, True),  # what is given is left alone
+    ],
+)
+def test_what_is_left_open_is_chosen_so_that_it_fits(folder, capsys, given, memory, chosen, sleeps):
+    config = Config(model=folder, n=16, m=8, prompts_per_step=1, micro_batch=4, sampler="vllm")
+    config.max_prompt_tokens = config.max_new_tokens = 8
+    found = plan(config, Machine("M", 10**9))[IN_UPDATE]
+    config.micro_batch = given
+    assert planning.settle(config, Machine("M", int(memory(found) / USABLE))) == sleeps
+    assert config.micro_batch == chosen
+    assert f"--micro-batch {chosen}" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_planned_is_trained_as_if_memory_were_scarce(capsys, tmp_path):
+    """What OPT computes depends on the content of its mask."""
+    sizes = {"vocab_size": 50, "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 1}
+    OPTConfig(num_attention_heads=2, word_embed_proj_dim=32, **sizes).save_pretrained(tmp_path)
+    config = Config(model=str(tmp_path), n=4, m=2)
+    config.micro_batch = None
+    assert planning.settle(config, Machine("M", 10**9))
+    assert config.micro_batch == 64
+    assert "its memory is not known" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["cpu", "gsm8k-qwen2.5-7b-a100"])
@@ -246,7 +271,7 @@ def test_what_fsdp_gathers_is_what_the_allocator_gives(eight_processes, tmp_path
     shape.save_pretrained(tmp_path)
     config.model, config.shard, config.m = str(tmp_path), True, 2
     parts = plan(config, Machine("M", 10**9, processes=8))
-    planned = parts["micro-batch of 4 sequences"] + parts["gathered from all processes"]
+    planned = parts["micro-batch of 4 sequences"] + parts["gathered from other processes"]
     layer = sum(weight.nbytes for weight in model.model.layers[0].parameters())
     sharded = eight_processes.shard(policy(model, config))
 
@@ -255,7 +280,6 @@ def test_what_fsdp_gathers_is_what_the_allocator_gives(eight_processes, tmp_path
 
     micro_batch()  # what is made only once is made now
     # Here a layer is sent for when it is needed, on a GPU while others are computed.
-    print(planned, allocated(micro_batch), layer)
     assert planned - 4 * layer < allocated(micro_batch) < planned
 
 
@@ -267,10 +291,16 @@ def test_the_embedded_policy_is_found_from_anywhere(tmp_path, monkeypatch):
     assert planning.architecture(Config.model).hidden_size == 128
 
 
+def test_an_adapters_shape_is_its_base_models(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(f'{{"base_model_name_or_path": "{QWEN_3B}"}}')
+    assert planning.architecture(str(tmp_path)).num_hidden_layers == 36
+
+
 @pytest.mark.parametrize("name", ["nobody/unknown-model", "no-such-folder"])
-def test_unknown_model_offline_is_a_clear_error(name):
-    with pytest.raises(ValueError, match=rf"--model {name}: no config.json"):
-        planning.architecture(name)
+def test_unknown_model_offline_is_one_line(name):
+    with pytest.raises(InputError, match=f"--model {name}: its memory is not known: .+") as error:
+        plan(Config(model=name), Machine("M", 10**9))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

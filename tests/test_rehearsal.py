@@ -1,8 +1,7 @@
 """Saving, sampling and scoring are tried before step 0; another policy is found out."""
 
 import importlib.util
-import json
-import re
+import math
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,11 @@ from transformers import AutoModelForCausalLM
 import train
 from rollouts import TorchSampler
 from support.errors import InputError
-from support.rehearsal import FAR, Rehearsal
+from support.rehearsal import Rehearsal
 from support.run import Run
-from support.settings import Config
 from support.tiny import make_tokenizer
 
-SHORT = ["--n", "4", "--m", "2", "--prompts-per-step", "2", "--steps", "2", "--eval-problems", "8"]
-SMALL = {
+SIZES = {
     "vocab_size": 19,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -35,8 +32,6 @@ SMALL = {
 }
 RECURRENT = {
     "Mamba": {"state_size": 8},
-    "Mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1},
-    "Rwkv": {"context_length": 64, "attention_hidden_size": 32},
     "FalconH1": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8},
     "Lfm2": {"layer_types": ["conv", "full_attention"]},
     "Qwen3Next": {
@@ -53,41 +48,27 @@ RECURRENT = {
 }
 
 
-def folder_of(model, path: Path) -> Path:
-    """A model folder with the tiny policy's tokenizer."""
-    model.save_pretrained(path)
-    make_tokenizer().save_pretrained(path)
-    return path
-
-
-def of_kind(name: str, **options):
-    """A small random model of an architecture, by the name of its classes."""
+def folder_of(name: str, path: Path, change=None, **options) -> str:
+    """The folder of a small random model, by the name of its classes, with sums' tokenizer."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")
     known = config().to_dict().keys() | set(config.attribute_map)
-    sizes = {key: value for key, value in SMALL.items() if key in known}
-    return AutoModelForCausalLM.from_config(config(**sizes | options))
+    sizes = {key: value for key, value in SIZES.items() if key in known}
+    model = AutoModelForCausalLM.from_config(config(**sizes | options))
+    if change:
+        change(model)
+    model.save_pretrained(path)
+    make_tokenizer().save_pretrained(path)
+    return str(path)
 
 
-def train_on(folder: Path, out: Path, *more: str) -> int:
-    sums = out.with_suffix(".jsonl")
-    rows = [{"question": f"{a}+11=", "answer": f"{a + 11}"} for a in range(10, 40)]
-    sums.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ["--model", str(folder), "--task", str(sums), "--out", str(out)]
-    return train.main([*flags, *SHORT, *more])
-
-
-def largest_gap(out: Path) -> float:
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    gaps = [row["logprob_gap"]["max"] for row in rows if "logprob_gap" in row]
-    return max(gap for gap in gaps if gap is not None)
-
-
-def refusal(capsys) -> str:
-    """What was said instead of training: one line."""
-    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("train.py: ")]
-    assert len(lines) == 1
-    return lines[0]
+def rehearsed_step(**changes) -> dict:
+    """The numbers of a first step that was rehearsed, and looked at again afterwards."""
+    run = Run(small(eval_every=0, **changes))
+    rehearsal = Rehearsal(run)
+    row, _ = train.train_step(run, 1)
+    rehearsal.after(1, row)
+    return row
 
 
 # ---- architectures -------------------------------------------------------------------------------
@@ -97,27 +78,50 @@ def refusal(capsys) -> str:
     "name", ["Qwen3", "Mistral", "Phi3", "GPTNeoX", "Bloom", "OPT", "StableLm", "Olmo2"]
 )
 def test_models_of_many_kinds_train_on_what_they_sample(tmp_path, name):
-    assert train_on(folder_of(of_kind(name), tmp_path / name), tmp_path / "out") == 0
-    assert largest_gap(tmp_path / "out") < 1e-4
+    row = rehearsed_step(model=folder_of(name, tmp_path), reward_weights=(1, 1, 1), rule="random")
+    assert row["logprob_gap"]["max"] is None or row["logprob_gap"]["max"] < 1e-4
 
 
+@pytest.mark.parametrize("train_too", [True, False])
 @pytest.mark.parametrize("name", RECURRENT)
-def test_layers_without_keys_and_values_are_refused(tmp_path, capsys, name):
-    folder = folder_of(of_kind(name, **RECURRENT[name]), tmp_path / name)
-    assert train_on(folder, tmp_path / "out") == 2
-    assert f"{name}ForCausalLM" in refusal(capsys)
-    assert not (tmp_path / "out").exists()
-    flags = ["--eval-only", "--model", str(folder), "--out", str(tmp_path / "eval")]
-    assert train.main([*flags, "--eval-problems", "8"]) == 2
+def test_layers_without_keys_and_values_are_refused(tmp_path, name, train_too):
+    folder = folder_of(name, tmp_path, **RECURRENT[name])
+    with pytest.raises(InputError, match=f"--model {folder} .*--sampler torch"):
+        Rehearsal(Run(small(model=folder), train=train_too))
 
 
-@pytest.mark.parametrize("name", ["OPT", "GPT2", "BioGpt"])
+@pytest.mark.parametrize("name", ["OPT", "GPT2"])
 def test_no_dropout_is_left_under_gradient_checkpointing(tmp_path, name):
     """Checkpointing needs train mode, in which dropout would make two policies of one."""
     options = {"resid_pdrop": 0.5, "attn_pdrop": 0.5} if name == "GPT2" else {"dropout": 0.5}
-    folder = folder_of(of_kind(name, **options), tmp_path / name)
-    assert train_on(folder, tmp_path / "out", "--gradient-checkpointing") == 0
-    assert largest_gap(tmp_path / "out") < 1e-4
+    rehearsed_step(model=folder_of(name, tmp_path, **options), gradient_checkpointing=True)
+
+
+def scramble(model) -> None:
+    for weight in model.parameters():
+        weight.data.normal_(0, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (None, ""),
+        (26, ""),
+        (27, "--max-new-tokens 27 and a prompt of 6 tokens do not fit the model's 32 positions"),
+    ],
+)
+def test_longrope_is_trained_as_far_as_its_positions_stay_what_they_are(tmp_path, wanted, said):
+    """From the 33rd token on, all positions are turned otherwise, those of cached keys too."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.5, 2.0, 3.0, 4.0]}
+    long = {"max_position_embeddings": 128, "original_max_position_embeddings": 32}
+    folder = folder_of("Phi3", tmp_path, scramble, rope_parameters=rope, **long)
+    changes = {"model": folder, "max_new_tokens": wanted, "rule": "random"}
+    if said:
+        with pytest.raises(InputError, match=said):
+            Run(small(**changes))
+    else:
+        row = rehearsed_step(**changes, reward_weights=(1, 1, 1))
+        assert row["completion_length"] > 15 and row["logprob_gap"]["max"] < 1e-4
 
 
 # ---- samplers of another policy ------------------------------------------------------------------
@@ -142,69 +146,46 @@ class Off(TorchSampler):
         return rollouts
 
 
-@pytest.mark.parametrize(("from_sync", "when"), [(0, "before the first step"), (1, "after")])
-def test_a_sampler_of_another_policy_is_refused(tmp_path, monkeypatch, capsys, from_sync, when):
+@pytest.mark.parametrize(
+    ("from_sync", "when"), [(0, "before the first step"), (1, "after the first update")]
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_sampler_of_another_policy_is_refused(monkeypatch, dtype, from_sync, when):
     monkeypatch.setattr("support.run.TorchSampler", Off)
     monkeypatch.setattr(Off, "from_sync", from_sync)
-    folder = folder_of(of_kind("Llama"), tmp_path / "model")
-    assert train_on(folder, tmp_path / "out") == 2
-    said = refusal(capsys)
-    assert when in said and "two policies" in said and "look at --sampler torch, 0.5" in said
+    with pytest.raises(InputError, match=rf"two policies {when}: .* 0\.5.*, in {dtype} at most"):
+        rehearsed_step(dtype=dtype, lora_rank=4)
 
 
-def test_a_trainer_of_another_policy_is_named(tmp_path, monkeypatch, capsys):
-    forward = train.Learner.__init__
-
-    def deaf(self, *arguments) -> None:
-        forward(self, *arguments)
-        score = self.policy.forward
-        self.policy.forward = lambda *inputs: score(*inputs) + 1.5
-
-    monkeypatch.setattr("support.learner.Learner.__init__", deaf)
-    folder = folder_of(of_kind("Llama"), tmp_path / "model")
-    assert train_on(folder, tmp_path / "out") == 2
-    assert "look at the trainer, 1.5" in refusal(capsys)
+def test_nan_is_another_policy(monkeypatch):
+    monkeypatch.setattr("support.run.TorchSampler", Off)
+    monkeypatch.setattr(Off, "error", math.nan)
+    with pytest.raises(InputError, match="two policies"):
+        rehearsed_step()
 
 
-def test_a_bfloat16_model_under_a_float32_adapter_is_tried_as_it_is_trained(monkeypatch):
-    """A plain forward pass, without autocast, would refuse to multiply the two."""
-    run = Run(small(lora_rank=4, dtype="bfloat16"))
-    Rehearsal(run)
-    monkeypatch.setitem(FAR, "bfloat16", -1.0)
-    with pytest.raises(InputError, match="from a plain forward pass"):
-        Rehearsal(run)
-
-
-def test_a_small_difference_is_said_once_and_trained(tmp_path, monkeypatch, capsys):
+def test_a_small_difference_is_said_once_and_trained(monkeypatch, capsys):
     monkeypatch.setattr("support.run.TorchSampler", Off)
     monkeypatch.setattr(Off, "error", 5e-4)
-    folder = folder_of(of_kind("Llama"), tmp_path / "model")
-    assert train_on(folder, tmp_path / "out", "--steps", "3") == 0
+    run = Run(small())
+    rehearsal = Rehearsal(run)
+    for step in (1, 2):
+        rehearsal.after(step, train.train_step(run, step)[0])
     assert capsys.readouterr().err.count("log-probs are 0.0005 from the trainer's") == 1
 
 
-def test_a_model_without_probabilities_is_not_blamed_on_the_learning_rate(tmp_path, capsys):
-    model = of_kind("Llama")
-    with torch.no_grad():
-        model.lm_head.weight.mul_(1e30)  # finite, but not what they make together
-        model.model.norm.weight.mul_(1e30)
-    assert train_on(folder_of(model, tmp_path / "model"), tmp_path / "out") == 2
-    said = refusal(capsys)
-    assert "no probabilities" in said and "--lr" not in said
-
-
-def test_a_model_that_cannot_be_saved_is_refused(tmp_path, monkeypatch, capsys):
+def test_a_model_that_cannot_be_saved_is_one_line(monkeypatch):
     def full(self, *_, **__):
         raise RuntimeError("no way to write this")
 
     monkeypatch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", full)
-    assert train.main([*SHORT, "--out", str(tmp_path / "out")]) == 2
-    assert re.search("cannot be saved.*no way to write this", refusal(capsys))
+    with pytest.raises(OSError, match=r"cannot write .*no way to write this"):
+        Rehearsal(Run(small()))
 
 
-def test_the_rehearsal_changes_nothing(tmp_path):
+def test_the_rehearsal_changes_nothing():
     """Neither weights, gradients, modes nor random numbers."""
-    run = Run(Config(n=4, m=2, eval_problems=8, gradient_checkpointing=True))
+    run = Run(small(gradient_checkpointing=True))
     weights = {name: weight.clone() for name, weight in run.model.state_dict().items()}
     modes = [module.training for module in run.model.modules()]
     state = torch.get_rng_state()
@@ -217,29 +198,15 @@ def test_the_rehearsal_changes_nothing(tmp_path):
 
 # ---- vLLM ----------------------------------------------------------------------------------------
 
-needs_vllm = pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="needs vLLM")
 
-
-@needs_vllm
+@pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="needs vLLM")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["Olmo2", "Qwen3Moe", "Qwen3"])
-def test_with_vllm_a_model_trains_or_is_refused(tmp_path, capsys, name):
+@pytest.mark.parametrize("name", ["Olmo2", "Qwen3"])
+def test_with_vllm_a_model_trains_or_is_refused(tmp_path, name):
     """Its kernels for some architectures compute something else, or cannot be loaded twice."""
-    moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    options = {"head_dim": 32} | (moe if name.endswith("Moe") else {})
-    folder = folder_of(of_kind(name, **(options if "Qwen" in name else {})), tmp_path / name)
-    code = train_on(folder, tmp_path / "out", "--sampler", "vllm")
-    if name == "Qwen3":
-        assert code == 0
-    if code == 0:
-        assert largest_gap(tmp_path / "out") < 1e-3
-    else:
-        assert code == 2 and f"{name}ForCausalLM" in refusal(capsys)
-
-
-@pytest.mark.parametrize(("temperature", "refused"), [("0.005", True), ("0.01", False)])
-def test_a_temperature_that_vllm_does_not_sample_at_is_refused(capsys, temperature, refused):
-    flags = ["--sampler", "vllm", "--temperature", temperature, "--dry-run"]
-    assert train.main(flags) == (2 if refused else 0)
-    assert ("--sampler torch below that" in capsys.readouterr().err) == refused
-    assert train.main(["--temperature", temperature, "--dry-run"]) == 0
+    folder = folder_of(name, tmp_path, **({"head_dim": 32} if name == "Qwen3" else {}))
+    try:
+        row = rehearsed_step(model=folder, sampler="vllm", reward_weights=(1, 1, 1), rule="random")
+        assert row["logprob_gap"]["max"] < 1e-3
+    except InputError as error:
+        assert name == "Olmo2" and folder in str(error)

@@ -79,6 +79,7 @@ def read(monkeypatch) -> list[tuple[int, int]]:
         return original(model, input_ids, *args, **kwargs)
 
     monkeypatch.setattr(logprobs, "read", watched)
+    monkeypatch.setattr(logprobs, "WORTH_A_PASS", 1)  # the rows of tests are short
     return shapes
 
 
@@ -164,7 +165,7 @@ def test_in_bfloat16_it_is_as_far_from_float32_as_whole_rows_are(model, stored, 
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 9])
-def test_the_gradient_does_not_depend_on_the_micro_batches(model, size):
+def test_the_gradient_does_not_depend_on_the_micro_batches(model, size, read):
     """Of micro-batches of one row none shares its prompt; of larger ones some rows do."""
     ids, attention, mask = groups()
     T = mask.shape[1]
@@ -190,6 +191,15 @@ def test_with_a_real_model(read):
 
 
 # ---- when rows are read whole --------------------------------------------------------------------
+
+
+def test_prompts_are_read_once_where_that_saves_enough_tokens(model, read, monkeypatch):
+    ids = torch.randint(1, 19, (1, 12)).repeat(5, 1)
+    for worth, passes in ((4 * 7, 2), (4 * 7 + 1, 1)):  # four prompts of 7 tokens are saved
+        monkeypatch.setattr(logprobs, "WORTH_A_PASS", worth)
+        read.clear()
+        token_log_probs(model, ids, torch.ones_like(ids), 5)
+        assert len(read) == passes
 
 
 def test_checkpointed_layers_read_rows_whole(model, read):
