@@ -11,7 +11,6 @@ weights rounded to the nearest number, which would lose most of a young adapter.
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -83,11 +82,6 @@ def load_with_adapter(
     model.tie_weights()
     # peft reads whole layers that were trained, too, but calls their names unexpected.
     return model, found.missing_keys, [x for x in found.unexpected_keys if ".lora_" in x]
-
-
-def is_adapter(folder: str | Path) -> bool:
-    """Whether the folder holds an adapter, and not a model of its own."""
-    return Path(folder, "adapter_config.json").exists()
 
 
 @torch.no_grad()

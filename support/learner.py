@@ -22,7 +22,6 @@ from torch import nn
 from grpo import loss_normalizer
 from logprobs import Policy, check_output_layer, whole
 from rollouts import Rollouts
-from support.adapters import add_lora
 from support.errors import InputError
 from support.processes import Processes
 from support.settings import Config
@@ -65,6 +64,8 @@ class Learner:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.train()
         if config.lora_rank:
+            from support.adapters import add_lora  # most runs have none
+
             try:
                 self.model = add_lora(model, config.lora_rank, seed)
             except ValueError as error:

@@ -20,10 +20,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers import PreTrainedTokenizerBase as TokenizerBase
 
 from rollouts import eos_token_ids
-from support.adapters import is_adapter, load_with_adapter
 from support.errors import InputError, say
 
 EMBEDDED = {name: Path(__file__).with_name(name) for name in ("tiny_policy", "rare_policy")}
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Whether the folder holds an adapter, and not a model of its own."""
+    return Path(folder, "adapter_config.json").exists()
 
 
 def load_model(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, TokenizerBase]:
@@ -41,6 +45,8 @@ def load_model(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         if is_adapter(path):
+            from support.adapters import load_with_adapter  # most runs have none
+
             model, *names = load_with_adapter(path, tokenizer, partial(load_weights, dtype=dtype))
             check_weights(model, *names)
         else:

@@ -16,7 +16,6 @@ import torch
 
 from rewards import score
 from rollouts import TorchSampler, max_positions
-from support import own_reward
 from support.data import Data, derived_seed, load_data, say_shared
 from support.errors import InputError, explained, say
 from support.learner import Learner
@@ -25,7 +24,6 @@ from support.presets import this_machine
 from support.processes import Processes
 from support.settings import REWARD_PARTS, Config, part_and_weight, task_and_folder
 from support.tasks import Problem, opens_think
-from support.vllm import VLLMSampler
 
 PHASES = ("generate", "score", "select", "update", "sync")
 
@@ -57,7 +55,11 @@ class Run:
             from support.plan import settle  # here, because a run on a CPU does without
 
             self.vllm_sleeps = settle(config, this_machine(self.processes.count))
-        self.own_rewards = [own_reward.load(*part_and_weight(part)) for part in config.reward]
+        self.own_rewards = []
+        if config.reward:
+            from support.own_reward import load
+
+            self.own_rewards = [load(*part_and_weight(part)) for part in config.reward]
         # What is trained is stored in float32: in bfloat16 an update of 5e-6 to a weight of 0.02 is
         # rounded away. Only weights that stay as they are may be stored as they are computed with.
         trains_all, dtype = train and not config.lora_rank, getattr(torch, config.dtype)
@@ -113,12 +115,14 @@ class Run:
             )
         return int(wanted)
 
-    def _sampler(self, max_length: int) -> TorchSampler | VLLMSampler:
+    def _sampler(self, max_length: int):
         """`max_length`: the tokens that the longest prompt and completion may have together."""
         dtype, share = getattr(torch, self.config.dtype), self.config.gpu_memory_utilization
         if self.config.sampler == "torch":
             model = self.learner.whole_model if self.learner else self.model
             return TorchSampler(model, self.tokenizer, dtype)
+        from support.vllm import VLLMSampler
+
         try:
             return VLLMSampler(
                 self.model, self.tokenizer, max_length, dtype, share, self.vllm_sleeps

@@ -21,11 +21,14 @@ from grpo import LOSS_TYPES
 from pods import RULES
 from rewards import DEFAULT_WEIGHTS
 from support.errors import InputError
-from support.own_reward import TAKEN
 
 REWARD_PARTS = tuple(DEFAULT_WEIGHTS)
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")  # and the packages that they need
 DEFAULT_STEPS = 200
+# Other numbers of a rollout or of an evaluation are logged under these names.
+TAKEN = {"total", "step", "task", "problem", "prompt", "answer", "completion", "finished", "length"}
+TAKEN |= {"read", "kept", "accuracy_se", "lenient_accuracy", "formed_accuracy", "group", "index"}
+TAKEN |= {"finished_accuracy", "truncated", "completion_length", "problems", "samples"}
 LOWEST_TEMPERATURE = 0.01  # of vLLM: below it, vLLM samples at this one and says nothing
 
 

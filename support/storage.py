@@ -26,8 +26,8 @@ from pathlib import Path
 from torch import nn
 
 from support import files
-from support.adapters import is_adapter, merged_weights
 from support.errors import InputError, say
+from support.models import is_adapter
 from support.page import write_page
 from support.run import Run
 from support.settings import Config
@@ -211,8 +211,11 @@ class Folder:
     def save_models(self) -> None:
         """model/, and merged/ if it is asked for."""
         model, config = self.run.learner.model, self.config
-        base = model.get_base_model() if config.lora_rank else None
-        if base is not None and is_adapter(config.model):
+        if config.lora_rank:
+            from support.adapters import merged_weights  # most runs have none
+
+            base = model.get_base_model()
+        if config.lora_rank and is_adapter(config.model):
             # An adapter on top of an adapter is no folder that anyone could load.
             self._save_model("model", base, merged_weights(model))
         else:

@@ -9,10 +9,10 @@ from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from logprobs import Policy
 from support import tiny
-from support.adapters import add_lora, dithered, is_adapter, merged_weights
+from support.adapters import add_lora, dithered, merged_weights
 from support.errors import InputError
 from support.files import save_model
-from support.models import load_model
+from support.models import is_adapter, load_model
 from support.plan import Allocations
 from support.tiny import make_tokenizer
 
