@@ -207,7 +207,7 @@ def target_log_probs(
 class Policy(nn.Module):
     """`token_log_probs` as a module's forward pass, `model` being its one submodule.
 
-    DDP and FSDP work through hooks on the forward pass of the module they wrap. A call of
+    FSDP works through hooks on the forward pass of the module that it wraps. A call of
     `token_log_probs(model, ...)` goes past the model's own forward pass, so they must wrap this.
     With dtype torch.bfloat16 it computes in bfloat16 whatever the weights are in.
     """
