@@ -159,23 +159,7 @@ def test_two_processes_evaluate_like_one(found, out):
     assert [row["problem"] for row in rows] == list(range(30))
 
 
-# ---- what is exchanged, and who speaks -----------------------------------------------------------
-
-
-def test_processes_exchange_and_the_first_one_writes(found):
-    first, second = (process["exchanged"] for process in found)
-    assert (first["rank"], second["rank"]) == ((0, 2, True), (1, 2, False))
-    for one in (first, second):
-        assert one["gather"] == [0, 10]
-        assert one["any"] == [True, False]
-        assert one["combined"] == {"groups": 8, "reward": 0.5}
-    assert first["on_first"] == [0, 7] and second["on_first"] == [0, None]
-
-
-def test_what_fails_in_the_first_process_ends_the_others_without_a_word(found):
-    first, second = (process["exchanged"] for process in found)
-    assert (first["OSError"], first["InputError"]) == ("OSError", "InputError")
-    assert (second["OSError"], second["InputError"]) == (1, 2)  # the exit codes
+# ---- who speaks ----------------------------------------------------------------------------------
 
 
 def test_bad_input_is_said_once(found):
@@ -183,11 +167,15 @@ def test_bad_input_is_said_once(found):
         (code, _, errors), (other, _, nothing) = (process[work] for process in found)
         assert code == other == 2
         assert errors.count("\n") == 1 and words in errors and nothing == ""
+    # The first process alone looks at its folder, and the others end with it without a word.
+    (code, _, errors), (other, _, nothing) = (process["full folder"] for process in found)
+    assert code == other == 2
+    assert "is not empty" in errors and "train.py: " not in nothing
     # A folder may be missing on one machine only, so of that each process speaks for itself.
     (_, output, errors), (_, nothing, others) = (process["bad model"] for process in found)
     assert errors.startswith("train.py: --model ./missing") and errors.count("\n") == 1
     assert others.startswith("train.py: process 1: --model ./missing") and others.count("\n") == 1
-    assert "settings from" in output and nothing == ""
+    assert "settings that differ" in output and nothing == ""
 
 
 def test_a_file_that_cannot_be_written_is_said_once(found, out):

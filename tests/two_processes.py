@@ -24,7 +24,7 @@ from rollouts import Rollouts, TorchSampler
 from support.evaluation import evaluation
 from support.learner import Learner
 from support.models import load_model
-from support.processes import Processes, combined
+from support.processes import Processes
 from support.run import Run
 from support.settings import Config, flag
 from support.storage import Folder, Progress
@@ -195,30 +195,6 @@ def seeds(task: str) -> list[dict]:
     return seen
 
 
-def exchanged(rank: int) -> dict:
-    """What the methods of `Processes` give this process."""
-    processes = Processes()
-    found = {
-        "rank": (processes.rank, processes.count, processes.first),
-        "gather": processes.gather(rank * 10),
-        "any": [processes.any(rank == 1), processes.any(False)],
-        "on_first": [processes.on_first(lambda: rank), processes.on_first(lambda: 7, send=False)],
-        "combined": combined(processes.gather({"groups": 4, "reward": float(rank)})),
-    }
-
-    def fail() -> None:
-        raise OSError(28, "No space left")
-
-    for error, work in (("OSError", fail), ("InputError", lambda: Config(m=1))):
-        try:
-            processes.on_first(work)
-        except SystemExit as left:
-            found[error] = left.code
-        except (OSError, ValueError) as raised:
-            found[error] = type(raised).__name__
-    return found
-
-
 def said(*arguments: object) -> tuple[int, str, str]:
     """What train.py's main returns and prints in this process."""
     output, errors = io.StringIO(), io.StringIO()
@@ -281,11 +257,11 @@ def together(out: Path, task: str, rank: int) -> dict[str, Callable[[], object]]
         "one start": lambda: one_start(rank),
         "peak": lambda: peak_beyond_weights(rank),
         "seeds": lambda: seeds(task),
-        "exchanged": lambda: exchanged(rank),
         "bad flag": lambda: said("--nonsense"),
         "bad number": lambda: said("--m", 80),
         "bad model": lambda: said("--model", "./missing", "--out", out / "none"),
         "full disk": lambda: full_disk(out / "full", task),
+        "full folder": lambda: said(*arguments(task, "--out", out / "full")),
         "adapter": lambda: adapter_goes_on(out / "adapter", task),
         "evaluated": lambda: evaluated(task),
         "eval only": lambda: said("--eval-only", "--task", task, "--out", out / "evaluation"),
