@@ -12,7 +12,6 @@ from rewards import accuracy, extract_answer, format, lenient_accuracy, tag_coun
 from support.evaluation import (
     draw_curves,
     evaluate,
-    evaluation,
     numbers_of,
     pass_at_k,
     save_completions,
@@ -189,5 +188,5 @@ def test_evaluation_leaves_the_random_state_of_a_run_alone():
     """Else evaluating more often would change what is learned."""
     run = Run(small())
     before = torch.get_rng_state()
-    evaluation(run)
+    evaluate(run)
     assert torch.equal(torch.get_rng_state(), before)

@@ -19,7 +19,7 @@ from conftest import (
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from support import storage, tiny
+from support import tiny
 from support.errors import InputError
 from support.files import (
     append_rows,
@@ -233,13 +233,13 @@ def test_a_checkpoint_with_an_adapter_holds_only_what_trains(tmp_path):
     torch.testing.assert_close(log_probs(adapter), log_probs(merged), atol=1e-4, rtol=0)
 
 
-def test_an_engine_sleeps_while_a_checkpoint_is_read(finished, tmp_path, monkeypatch):
+def test_an_engine_sleeps_while_a_checkpoint_is_read(finished, tmp_path):
     """Its memory is needed; the sync wakes it."""
     shutil.copytree(finished, tmp_path / "run")
     run, order = Run(small()), []
     run.sampler.sleep = lambda: order.append("sleep")
     run.sampler.sync = lambda model: order.append("sync")
-    monkeypatch.setattr(storage, "set_state", lambda *_: order.append("read"))
+    run.learner.set_state = lambda *_: order.append("read")
     Folder(tmp_path / "run", run).go_back()
     assert order == ["sleep", "read", "sync"]
 
