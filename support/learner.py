@@ -26,6 +26,8 @@ from support.errors import InputError
 from support.processes import Processes
 from support.settings import Config
 
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW holds of each weight
+
 
 class Learner:
     """Model, adapter, the KL's reference, the processes' common gradient, AdamW.
@@ -87,12 +89,12 @@ class Learner:
 
     def weights(self) -> list[nn.Parameter]:
         """What is trained."""
-        return [weight for weight in self.model.parameters() if weight.requires_grad]
+        return list(self.trained().values())
 
-    def trained(self) -> dict[str, tuple[int, ...]]:
-        """The names of what is trained, and the shapes."""
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The same by name, in the same order in all processes."""
         named = self.model.named_parameters()
-        return {name: tuple(weight.shape) for name, weight in named if weight.requires_grad}
+        return {name: weight for name, weight in named if weight.requires_grad}
 
     @contextmanager
     def reference(self) -> Iterator[nn.Module]:
@@ -148,6 +150,40 @@ class Learner:
             self.processes.average_gradients(self.weights())
         norm = nn.utils.clip_grad_norm_(self.weights(), self.config.max_grad_norm)
         return whole(norm).item()
+
+    def state(self) -> dict[str, dict]:
+        """What a checkpoint keeps, whole and on the CPU: of several processes the first has it.
+
+        Returns:
+            `model`: the trained weights; `optimizer`: the moments of those that had a gradient.
+        """
+        moments = {}
+        for name, weight in self.trained().items():
+            if held := self.optimizer.state.get(weight):
+                pairs = ((kind, held[kind]) for kind in MOMENTS)
+                moments[name] = self.processes.gathered(pairs)
+        state = {"model": self.processes.gathered(self.trained().items())}
+        return state | ({"optimizer": {"state": moments}} if moments else {})
+
+    @torch.no_grad()
+    def set_state(self, state: dict[str, dict]) -> None:
+        """The reverse of `state`.
+
+        Tensor by tensor: a GPU has no room for all of them twice. (torch's own
+        `set_optimizer_state_dict` makes moments of 0 and holds them beside those that it reads.)
+
+        Args:
+            state: on the first process. The others receive their part of it.
+        """
+        weights, moments = state.get("model", {}), state.get("optimizer", {}).get("state", {})
+        with_moments = self.processes.on_first(lambda: set(moments))
+        for name, weight in self.trained().items():
+            weight.copy_(self.processes.received(weights.get(name), weight))
+            for kind in MOMENTS if name in with_moments else ():
+                # The number of steps is one float32, the others are like the weight.
+                like = torch.empty((), device=weight.device) if kind == "step" else weight
+                moment = self.processes.received(moments.get(name, {}).get(kind), like)
+                self.optimizer.state[weight][kind] = moment
 
 
 # ---- micro-batches: what one forward and backward pass computes ----------------------------------

@@ -30,7 +30,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
+from logprobs import whole
 from support.errors import InputError
 
 # A launcher sets all four. One alone may be a cluster's, and says nothing about this program.
@@ -146,6 +148,27 @@ class Processes:
         things = [None] * self.count
         dist.all_gather_object(things, thing)
         return things
+
+    def gathered(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Tensors by name, whole and on the CPU; empty on all but the first process."""
+        found = {}
+        for name, tensor in tensors:
+            tensor = whole(tensor.detach()).cpu()
+            if self.first:
+                found[name] = tensor
+        return found
+
+    def received(self, tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+        """The first process's tensor for everyone, where FSDP spreads `like` a part of it."""
+        if self.first:
+            tensor = tensor.to(like.device, like.dtype)
+        else:
+            tensor = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        if isinstance(like, DTensor):
+            return distribute_tensor(tensor, like.device_mesh, like.placements)
+        if self.count > 1:
+            dist.broadcast(tensor, 0)
+        return tensor
 
     def any(self, asked: bool) -> bool:
         """Whether any process says yes. All must ask, at the same place."""
