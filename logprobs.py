@@ -16,6 +16,7 @@ Legend: B sequences, L prompt and T completion tokens, Q distinct prompts, V voc
 """
 
 import inspect
+from functools import partial
 
 import torch
 from torch import nn
@@ -195,14 +196,11 @@ def target_log_probs(
     limit = LOGITS_PER_CHUNK * (4 if torch.is_autocast_enabled(hidden.device.type) else 1)
     size = max(1, limit // output_layer.weight.shape[0])  # tokens a chunk
     chunks = [hidden.flatten(0, 1).split(size), targets.flatten().split(size)]
-    if len(chunks[0]) == 1:
-        parts = [chunk_log_probs(chunks[0][0], chunks[1][0])]
-    else:
-        # Without the checkpoint, autograd would keep every chunk's logits until the backward pass.
-        parts = [
-            checkpoint(chunk_log_probs, *chunk, use_reentrant=False, preserve_rng_state=False)
-            for chunk in zip(*chunks, strict=True)
-        ]
+    compute = chunk_log_probs
+    if len(chunks[0]) > 1:  # or autograd would keep every chunk's logits until the backward pass
+        options = {"use_reentrant": False, "preserve_rng_state": False}
+        compute = partial(checkpoint, chunk_log_probs, **options)
+    parts = [compute(*chunk) for chunk in zip(*chunks, strict=True)]
     log_probs, entropies = (torch.cat(part).view(targets.shape) for part in zip(*parts))
     return log_probs, entropies
 

@@ -47,7 +47,7 @@ class VLLMSampler:
     through `sync`. So a model from the hub, one resumed from a checkpoint and one with an adapter
     are treated alike, and the engine cannot act on weights from an old file.
 
-    It computes the trainer's policy with other kernels, so its log-probs differ a little from the
+    vLLM computes the trainer's policy with other kernels, so its log-probs differ a little from the
     trainer's: by about 1e-6 in float32 (1e-3 on a GPU, where vLLM's attention multiplies in TF32),
     1e-2 in bfloat16. `importance_weights` in grpo.py corrects for that; `logprob_gap` shows it.
 
