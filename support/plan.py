@@ -50,10 +50,19 @@ def architecture(name: str) -> PreTrainedConfig:
 
 
 def longest(shape: PreTrainedConfig, config: Config) -> tuple[int, int]:
-    """S and T of the longest sequence: as asked for, or as long as the model's positions allow."""
+    """S and T of the longest sequence: as asked for, or what the model's positions leave.
+
+    Raises:
+        InputError: --max-new-tokens leaves no position for a prompt.
+    """
     T = config.max_new_tokens or 512
     S = config.max_prompt_tokens + T
     S = min(S, getattr(shape.get_text_config(), "max_position_embeddings", None) or S)
+    if config.max_new_tokens and S <= T:
+        raise InputError(
+            f"--max-new-tokens {T} and a prompt do not fit the model's {S} positions: lower "
+            "--max-new-tokens"
+        )
     return S, min(T, S - 1)
 
 
@@ -136,6 +145,8 @@ def plan(config: Config, machine: Machine) -> dict[str, int]:
     try:
         model = sizes_of(architecture(config.model).get_text_config(), config)
         counted = update_bytes(model, config, b)
+    except InputError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise InputError(f"--model {config.model}: its memory is not known: {reason}") from error
