@@ -28,11 +28,13 @@ from tqdm import tqdm
 import train
 from benches.measure import OTHERS
 from benches.standings import Arm, Trace
-from support.evaluation import evaluation
+from support.evaluation import evaluate
 from support.files import write_atomically
 from support.run import PHASES, Run
 from support.settings import Config
 
+# Of an evaluation: right as read, right anywhere in the text, right among those that ended.
+EVALUATED = ("accuracy", "lenient_accuracy", "finished_accuracy", "truncated", "completion_length")
 Racing = dict[str, dict[float, Config]]  # the settings of each arm, by the learning rate
 
 
@@ -63,15 +65,15 @@ class Racer:
 
     def mark(self, since: Sequence[dict] = ()) -> None:
         """Evaluate, off the clock. `since` are the rows since the last mark."""
-        found = next(iter(evaluation(self.run).values()))
+        results, _ = evaluate(self.run)
+        found = next(iter(results.values()))
         point = {
             "time": self.time,
             "step": len(self.rows),
             "idle": sum(row["groups_without_signal"] / row["groups"] for row in self.rows),
             "generate": sum(row["seconds"]["generate"] for row in self.rows),
         }
-        for key in ("accuracy", "finished_accuracy", "truncated", "completion_length"):
-            point[key] = found[key]
+        point |= {key: found[key] for key in EVALUATED}
         entropies = [row["entropy"] for row in since if row.get("entropy") is not None]
         point["entropy"] = statistics.fmean(entropies) if entropies else None
         for key, value in point.items():

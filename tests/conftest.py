@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -216,11 +215,6 @@ def assert_equal(weights: dict[str, torch.Tensor], expected: dict[str, torch.Ten
 
 
 # ---- programs ------------------------------------------------------------------------------------
-
-
-def command(*arguments: object) -> list[str]:
-    """train.py as users start it."""
-    return [sys.executable, "-u", str(ROOT / "train.py"), *map(str, arguments)]
 
 
 @pytest.fixture

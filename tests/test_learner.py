@@ -33,20 +33,17 @@ def test_the_optimizer_steps_what_is_trained_and_no_more():
             id(w) for w in made.model.parameters() if w.requires_grad
         ]
         assert (group["betas"], group["weight_decay"]) == ((0.9, 0.5), 0.25)
-        expected = {name: tuple(w.shape) for name, w in trained_weights(made.model).items()}
-        assert made.trained() == expected
-        assert all((".lora_" in name) == bool(settings) for name in expected)
+        assert made.trained().keys() == trained_weights(made.model).keys()
+        assert all((".lora_" in name) == bool(settings) for name in made.trained())
 
 
 def test_the_seed_decides_where_an_adapter_starts():
-    first, again, other = (
-        trained_weights(
-            Learner(load_model("tiny_policy")[0], small(lora_rank=2), Processes(), seed).model
-        )
-        for seed in (1, 1, 2)
-    )
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert any(not torch.equal(first[name], other[name]) for name in first)
+    settings = small(lora_rank=2)
+    made = [
+        Learner(load_model("tiny_policy")[0], settings, Processes(), seed) for seed in (1, 1, 2)
+    ]
+    first, again, other = (torch.cat([*map(torch.flatten, learner.weights())]) for learner in made)
+    assert torch.equal(first, again) and not torch.equal(first, other)
 
 
 # ---- the reference -------------------------------------------------------------------------------

@@ -10,10 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 import logprobs
-from grpo import grpo_loss
 from logprobs import token_log_probs
-from rollouts import pack
-from support import tiny
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
@@ -55,25 +52,6 @@ def test_bfloat16_logits_are_softmaxed_in_float32():
     log_probs = token_log_probs(TableModel(table), ids, torch.ones_like(ids), 63)
     exact = table.double().log_softmax(-1)[torch.arange(63), torch.arange(1, 64)]
     assert (log_probs[0] - exact).abs().max() < 1e-3
-
-
-def test_eos_is_trained_though_it_is_the_padding_token_too():
-    """Masks made by comparing ids with the padding token would silence it."""
-    tokenizer = tiny.make_tokenizer()
-    eos = tokenizer.eos_token_id
-    assert tokenizer.pad_token_id == eos
-    rollouts = pack(
-        [[1, 10]], [[5, 6, eos], [5, 6, 7, 8]], [[0.0] * 3, [0.0] * 4], [eos], tokenizer
-    )
-    ids, attention = rollouts.sequences()
-    model = random_model("qwen2")
-    log_probs = token_log_probs(model, ids, attention, 4)
-    expected = model(torch.tensor([[1, 10, 5, 6]])).logits[0, -1].log_softmax(-1)[eos]
-    assert log_probs[0, 2].item() == pytest.approx(expected.item(), abs=1e-5)
-    loss = grpo_loss(log_probs, log_probs.detach(), torch.tensor([1.0, 0.0]), rollouts.mask[0])
-    (gradient,) = torch.autograd.grad(loss, log_probs)
-    # A third of the first sequence's mean, half of the batch's; nothing on the padding after it.
-    assert gradient[0].tolist() == pytest.approx([-1 / 6, -1 / 6, -1 / 6, 0.0])
 
 
 class LargestLogits(TorchDispatchMode):

@@ -113,7 +113,7 @@ def test_max_variance_equals_brute_force_on_what_hypothesis_finds(rewards, data)
     assert spread(values[i] for i in select(rewards, m)) == best_spread(values, m)
 
 
-@pytest.mark.parametrize("shape", [(0,), (1,), (7,), (3, 4), (2, 1, 3)])
+@pytest.mark.parametrize("shape", [(0,), (7,), (2, 1, 3)])
 def test_a_batch_is_its_groups_one_by_one(shape):
     generator = torch.Generator().manual_seed(1)
     rewards = torch.randint(0, 4, (*shape, 12), generator=generator)

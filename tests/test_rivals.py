@@ -2,14 +2,12 @@
 
 import statistics
 
-import pytest
 import torch
 from conftest import fixed_batch, small
 
 import bench
 import train
 from support import run as train_run
-from support.errors import InputError
 from support.run import Run
 from support.settings import Config
 
@@ -90,17 +88,6 @@ def test_leaving_out_groups_without_signal_divides_by_the_others_alone():
         gradients[over] = [weight.grad.clone() for weight in run.model.parameters()]
     for counted, alone in zip(gradients["all"], gradients["signal"], strict=True):
         torch.testing.assert_close(alone, 2 * counted)
-
-
-def test_no_group_with_signal_is_no_division_by_zero():
-    run = Run(small(n=4, m=4, average_over="signal"))
-    stats = train.update(run.learner, *fixed_batch(run, [[1.0] * 4, [0.0] * 4]), 24)
-    assert stats["skipped"] and stats["loss"] == 0.0
-
-
-def test_a_kl_term_and_only_groups_with_signal_do_not_go_together():
-    with pytest.raises(InputError, match="--average-over signal"):
-        Config(average_over="signal", beta=0.1)
 
 
 def test_every_arm_of_the_race_is_a_setting_of_the_loop():

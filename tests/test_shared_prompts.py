@@ -165,7 +165,7 @@ def test_in_bfloat16_it_is_as_far_from_float32_as_whole_rows_are(model, stored, 
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 9])
-def test_the_gradient_does_not_depend_on_the_micro_batches(model, size):
+def test_the_gradient_does_not_depend_on_the_micro_batches(model, size, read):
     """Of micro-batches of one row none shares its prompt; of larger ones some rows do."""
     ids, attention, mask = groups()
     T = mask.shape[1]
