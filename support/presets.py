@@ -195,10 +195,10 @@ def parse(argv: list[str] | None, description: str = "") -> tuple[Config, argpar
             options["metavar"] = {int: "N", float: "X", str: "NAME"}[type_]
         group.add_argument(flag(field.name), type=type_, **options)
     group.add_argument("--out", type=Path, help="folder of the run (default: runs/ and the time)")
-    only = partial(group.add_argument, action="store_true")
-    only("--resume", help="go on with the run in --out")
-    only("--dry-run", help="only print the settings, the plan and its memory")
-    only("--eval-only", help="only evaluate --model on --task")
+    switch = partial(group.add_argument, action="store_true")
+    switch("--resume", help="go on with the run in --out")
+    switch("--dry-run", help="only print the settings, the plan and its memory")
+    switch("--eval-only", help="only evaluate --model on --task")
     command = parser.parse_args(argv)
     if command.resume and command.eval_only:
         raise InputError("--eval-only evaluates --model: give --model OUT/model, not --resume")
