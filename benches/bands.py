@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 
 import train
 from benches.measure import OTHERS, table, train_settings
-from support.evaluation import evaluation
+from support.evaluation import evaluate
 from support.run import Run
 
 WINDOW = 10  # steps: the numbers of a single one are those of a few prompts
@@ -36,7 +36,8 @@ def bands(arguments: argparse.Namespace) -> dict:
         for step in range(1, max(found) + 1):
             rows.append(train.train_step(run, step)[0])
             if step in found:
-                accuracy = next(iter(evaluation(run).values()))["accuracy"]
+                results, _ = evaluate(run)
+                accuracy = next(iter(results.values()))["accuracy"]
                 found[step].append({"held-out accuracy": accuracy} | summary(rows[-WINDOW:]))
         OTHERS.look()
     rows = []

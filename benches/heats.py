@@ -28,7 +28,7 @@ from tqdm import tqdm
 import train
 from benches.measure import OTHERS
 from benches.standings import Arm, Trace
-from support.evaluation import evaluation
+from support.evaluation import evaluate
 from support.files import write_atomically
 from support.run import PHASES, Run
 from support.settings import Config
@@ -65,7 +65,8 @@ class Racer:
 
     def mark(self, since: Sequence[dict] = ()) -> None:
         """Evaluate, off the clock. `since` are the rows since the last mark."""
-        found = next(iter(evaluation(self.run).values()))
+        results, _ = evaluate(self.run)
+        found = next(iter(results.values()))
         point = {
             "time": self.time,
             "step": len(self.rows),

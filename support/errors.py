@@ -21,26 +21,20 @@ def say(line: str) -> None:
 
 
 # RuntimeErrors of libraries: words in the class's name or the first line, what is said, exit code.
-KNOWN = (
-    (
-        "logits are not finite",  # found in sampling
+KNOWN = {
+    "logits are not finite": (  # found in sampling
         "the policy gives no probabilities any more, its weights have grown out of bounds: start a "
         "new run with a lower --lr (or --weight-decay, --beta)",
         2,
     ),
-    (
-        # Neither on a CPU nor in vLLM's allocator has it a class of its own.
-        "OutOfMemoryError|allocate memory|CUDA Error: out of memory",
+    # Neither on a CPU nor in vLLM's allocator has it a class of its own.
+    "OutOfMemoryError|allocate memory|CUDA Error: out of memory": (
         "out of memory ({reason}): in the update lower --micro-batch (a resumed run may, too) or "
         "--m, in generation --n, --max-new-tokens or, for vLLM, --gpu-memory-utilization",
         1,
     ),
-    (
-        "DistBackendError|gloo|Connection closed by peer",
-        "another process has ended ({reason})",
-        1,
-    ),
-)
+    "DistBackendError|gloo|Connection closed by peer": ("another process has ended ({reason})", 1),
+}
 
 
 def explained(error: Exception) -> tuple[str, int] | None:
@@ -50,7 +44,7 @@ def explained(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, OSError):  # disk full, no permission: the message names the file
         return str(error), 1
     reason = str(error).partition("\n")[0]
-    for words, line, code in KNOWN if isinstance(error, RuntimeError) else ():
+    for words, (line, code) in KNOWN.items() if isinstance(error, RuntimeError) else ():
         if re.search(words, f"{type(error).__name__}: {reason}"):
             return line.format(reason=reason), code
     return None

@@ -37,11 +37,6 @@ def held_out(run: Run, row: dict, folder: Path) -> dict:
     return {"eval_accuracy": next(iter(results.values()))["accuracy"], "eval": results}
 
 
-def evaluation(run: Run) -> dict[str, dict[str, float]]:
-    """The numbers of `evaluate` alone."""
-    return evaluate(run)[0]
-
-
 def evaluate(run: Run) -> tuple[dict[str, dict[str, float]], list[dict]]:
     """Sample at the training temperature, `eval_samples` completions of each held-out problem.
 
@@ -174,72 +169,52 @@ def summary(rows: Sequence[dict], out: Path) -> str:
         lines.append(f"{phase:10} {seconds:9.2f} {seconds / len(steps):8.4f} {share:6.1%}")
     lines.append(f"{'total':10} {total:9.2f} {total / len(steps):8.4f}  over {len(steps)} steps")
     evaluated = [row for row in rows if "eval" in row]
-    for name, after in evaluated[-1]["eval"].items():
-        before = evaluated[0]["eval"][name]
+    first, last = evaluated[0], evaluated[-1]
+    for name, after in last["eval"].items():
         lines.append(
-            f"held-out accuracy on {name}: {before['accuracy']:.3f} at step "
-            f"{evaluated[0]['step']}, {after['accuracy']:.3f} +- {after['accuracy_se']:.3f} "
-            f"at step {evaluated[-1]['step']} "
-            f"({after['problems']} problems, {after['samples']} sample(s) each)"
+            f"held-out accuracy on {name}: {first['eval'][name]['accuracy']:.3f} at step "
+            f"{first['step']}, {after['accuracy']:.3f} +- {after['accuracy_se']:.3f} at step "
+            f"{last['step']} ({after['problems']} problems, {after['samples']} sample(s) each)"
         )
     idle = sum(row["groups_without_signal"] for row in steps)
-    lines.append(
-        f"groups without signal: {idle} of {sum(row['groups'] for row in steps)} "
-        f"(all kept rewards equal, nothing to learn)"
-    )
-    skipped = sum(map(not_finite, steps))
-    if skipped:
+    groups = sum(row["groups"] for row in steps)
+    lines.append(f"groups without signal: {idle} of {groups} (all kept rewards equal)")
+    if skipped := sum(map(not_finite, steps)):
         lines.append(f"steps without an update, because the gradient was not finite: {skipped}")
-    names = "metrics.jsonl", "groups.jsonl", "rollouts.jsonl", "evaluation.jsonl", "curves.png"
-    names += "view.html", "model/", "checkpoint/"
-    lines.append(f"{out}: {', '.join(name for name in names if (out / name).exists())}")
-    return "\n".join(lines)
+    names = sorted(path.name for path in out.glob("*"))
+    return "\n".join([*lines, f"{out}: {', '.join(names)}"])
 
 
 def draw_curves(rows: Sequence[dict], path: Path) -> None:
-    """Accuracy and reward against training time, and where a step's time goes."""
+    """Accuracy, reward and entropy against training time; view.html shows more."""
     from matplotlib.figure import Figure  # not pyplot: no window, no global state
 
     steps = [row for row in rows if "seconds" in row]
     if not steps:
         return
-    entropy = [math.nan if row.get("entropy") is None else row["entropy"] for row in steps]
-    figure = Figure(figsize=(17, 4), layout="constrained")
-    left, middle, third, right = figure.subplots(1, 4)
-    # In the unit in which a run is read: seconds, or minutes where it takes many.
-    unit, size = ("minutes", 60) if steps[-1]["time"] > 300 else ("seconds", 1)
-    times = [row["time"] / size for row in steps]
-    for axes in (left, middle, third):
-        axes.set_xlabel(f"training time in {unit}, evaluation excluded")
-
+    panels = (
+        ("Accuracy", "share of right answers", {"accuracy": "rollouts (training prompts)"}),
+        ("Mean reward", "reward", {"reward": "all n rollouts", "reward_kept": "the m kept"}),
+        ("Entropy of the policy", "nats a token", {"entropy": "mean over trained tokens"}),
+    )
+    figure = Figure(figsize=(13, 4), layout="constrained")
+    axes = figure.subplots(1, 3)
+    for ax, (title, unit, curves) in zip(axes, panels):
+        for name, label in curves.items():
+            values = [row.get(name) for row in steps]  # None, as the entropy may be, leaves a gap
+            ax.plot([row["time"] / 60 for row in steps], values, alpha=0.7, label=label)
+        ax.set(title=title, xlabel="training minutes, evaluation excluded", ylabel=unit)
     evaluated = [row for row in rows if "eval" in row]
-    label = "rollouts (training prompts)"
-    left.plot(times, [row["accuracy"] for row in steps], "tab:gray", lw=0.8, alpha=0.6, label=label)
     for name in evaluated[0]["eval"]:
-        left.errorbar(
-            [row["time"] / size for row in evaluated],
-            [row["eval"][name]["accuracy"] for row in evaluated],
-            yerr=[row["eval"][name]["accuracy_se"] for row in evaluated],
-            marker="o",
-            ms=3,
-            capsize=2,
+        results = [row["eval"][name] for row in evaluated]
+        axes[0].errorbar(
+            [row["time"] / 60 for row in evaluated],
+            [result["accuracy"] for result in results],
+            [result["accuracy_se"] for result in results],
+            marker=".",
             label="held out: " + Path(name).name.replace("$", r"\$"),  # no formula
         )
-    left.set(title="Accuracy", ylabel="share of right answers", ylim=(-0.02, 1.02))
-
-    middle.plot(times, [row["reward"] for row in steps], label="all n rollouts")
-    middle.plot(times, [row["reward_kept"] for row in steps], label="the m kept", alpha=0.7)
-    middle.set(title="Mean reward before and after selection", ylabel="reward")
-
-    third.plot(times, entropy, label="mean over trained tokens")
-    third.set(title="Entropy of the policy", ylabel="nats a token")
-
-    phases = [phase for phase in PHASES if any(row["seconds"][phase] > 0 for row in steps)]
-    parts = [[row["seconds"][phase] for row in steps] for phase in phases]
-    right.stackplot([row["step"] for row in steps], parts, labels=phases)
-    right.set(title="Where a step's time goes", xlabel="step", ylabel="seconds a step")
-    for axes in (left, middle, third, right):
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8, loc="best")
+    for ax in axes:
+        ax.legend(fontsize=8)
     with writing(path):
         figure.savefig(path, dpi=110)

@@ -26,23 +26,25 @@ from support.errors import InputError
 from support.processes import Processes
 from support.settings import Config
 
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW holds of each weight
+
 
 class Learner:
-    """Model, adapter, the KL's reference, the processes' common gradient, AdamW.
+    """The model, its adapter, the KL's reference, the processes' common gradient and AdamW.
 
     Args:
         model: on its device, from `load_model`; with `lora_rank` it is wrapped in place.
         config: the run's settings.
-        processes: whose gradients are averaged.
-        seed: of a fresh adapter.
+        processes: those whose gradients are averaged.
+        seed: decides a fresh adapter's random half.
 
     Attributes:
         model: the transformers model, or PEFT's around it; FSDP2 spreads its weights.
-        whole_model: the same, or a copy of it where that is spread: what can be sampled from.
-        policy: `logprobs.Policy` of it; with `shard` FSDP2 has wrapped it.
+        whole_model: what can be sampled from: `model`, or a whole copy where FSDP2 has spread it.
+        policy: `logprobs.Policy` of `model`; with `shard` FSDP2 has wrapped it.
 
     Raises:
-        InputError: a model that cannot be trained like this.
+        InputError: the model cannot be trained like this.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Learner:
             raise InputError(f"--model {config.model}: {error}") from error
         self._reference = None
         if config.beta > 0 and not config.lora_rank:
-            # The policy as it was loaded; with an adapter it is the model without it.
+            # With an adapter no copy is needed: the reference is the model without the adapter.
             self._reference = Policy(copy.deepcopy(model).eval(), dtype)
         if config.gradient_checkpointing:
             # transformers checkpoints only in train mode. That is safe: dropout was set to 0 when
@@ -71,7 +73,7 @@ class Learner:
             except ValueError as error:
                 raise InputError(f"--lora-rank with --model {config.model}: {error}") from error
         processes.equalise(self.model)
-        # FSDP leaves each process a part of every weight, and nobody samples from that.
+        # FSDP leaves each process a part of every weight, and no sampler can use a part.
         parted = config.shard and config.sampler == "torch"
         self.whole_model = copy.deepcopy(self.model) if parted else self.model
         # Sharding replaces the weights, so the optimizer is made from those of the wrapped policy.
@@ -87,12 +89,12 @@ class Learner:
 
     def weights(self) -> list[nn.Parameter]:
         """What is trained."""
-        return [weight for weight in self.model.parameters() if weight.requires_grad]
+        return list(self.trained().values())
 
-    def trained(self) -> dict[str, tuple[int, ...]]:
-        """The names of what is trained, and the shapes."""
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The same by name, in the same order in all processes."""
         named = self.model.named_parameters()
-        return {name: tuple(weight.shape) for name, weight in named if weight.requires_grad}
+        return {name: weight for name, weight in named if weight.requires_grad}
 
     @contextmanager
     def reference(self) -> Iterator[nn.Module]:
@@ -106,11 +108,11 @@ class Learner:
     def prepare(
         self, kept: Rollouts, advantages: torch.Tensor, max_new_tokens: int
     ) -> tuple[list["MicroBatch"], float]:
-        """An update's micro-batches, and the number by which every one's summed loss is divided.
+        """An update's micro-batches, and the number by which the sum of their losses is divided.
 
-        That number belongs to the whole update, not to a micro-batch. With several processes it is
-        the mean of what they count: each sums over its own tokens, and the mean of the processes'
-        gradients is then the gradient over all tokens.
+        The number belongs to the whole update, not to a micro-batch. With several processes it is
+        the mean of what they count: each process sums over its own tokens, and so the mean of the
+        processes' gradients is the gradient over all tokens.
 
         Args:
             kept: m rollouts of each of P prompts.
@@ -118,12 +120,12 @@ class Learner:
             max_new_tokens: the tokens a completion may have.
 
         Returns:
-            The micro-batches (none if there is nothing to learn from here) and the normaliser; 0.0
-            if there is nothing to learn from in any process.
+            The micro-batches (none if this process has nothing to learn from) and the normaliser
+            (0.0 if no process has).
         """
         config = self.config
         batches = micro_batches(kept, advantages, config)
-        counted = kept.mask  # [P, m, T]: groups without signal are part of the mean, though 0
+        counted = kept.mask  # [P, m, T]: groups without signal count, although their loss is 0
         if config.average_over == "signal":
             counted = counted[(advantages != 0).any(-1)]
         rows = counted.flatten(0, 1)
@@ -135,19 +137,53 @@ class Learner:
         return batches, sum(share for share, _ in shares) / len(shares) if most else 0.0
 
     def finish_gradient(self) -> float:
-        """Make the gradient that of all processes, scale it down to `max_grad_norm`.
+        """Average the gradient over all processes, and scale it down to `max_grad_norm`.
 
         Returns:
-            Its norm before that; not finite if any number of it is not.
+            The norm before it was scaled; not finite if any number of the gradient is not.
         """
         if not self.optimizer.state:
-            # The first step makes AdamW's moments. On a GPU torch would cut them from memory that
-            # activations have left, and no block that holds one could go back to vLLM.
+            # The first step makes AdamW's moments. On a GPU torch would cut them from blocks of
+            # memory that activations have left, and such a block could not go back to vLLM.
             torch.cuda.empty_cache()
-        if not self.config.shard:  # FSDP has averaged each micro-batch's already
+        if not self.config.shard:  # FSDP has averaged the gradient of each micro-batch already
             self.processes.average_gradients(self.weights())
         norm = nn.utils.clip_grad_norm_(self.weights(), self.config.max_grad_norm)
         return whole(norm).item()
+
+    def state(self) -> dict[str, dict]:
+        """What a checkpoint keeps, whole and on the CPU: of several processes the first has it.
+
+        Returns:
+            `model`: the trained weights; `optimizer`: the moments of those that had a gradient.
+        """
+        moments = {}
+        for name, weight in self.trained().items():
+            if held := self.optimizer.state.get(weight):
+                pairs = ((kind, held[kind]) for kind in MOMENTS)
+                moments[name] = self.processes.gathered(pairs)
+        state = {"model": self.processes.gathered(self.trained().items())}
+        return state | ({"optimizer": {"state": moments}} if moments else {})
+
+    @torch.no_grad()
+    def set_state(self, state: dict[str, dict]) -> None:
+        """The reverse of `state`.
+
+        Tensor by tensor: a GPU has no room for all of them twice. (torch's own
+        `set_optimizer_state_dict` makes moments of 0 and holds them beside those that it reads.)
+
+        Args:
+            state: on the first process. The others receive their part of it.
+        """
+        weights, moments = state.get("model", {}), state.get("optimizer", {}).get("state", {})
+        with_moments = self.processes.on_first(lambda: set(moments))
+        for name, weight in self.trained().items():
+            weight.copy_(self.processes.received(weights.get(name), weight))
+            for kind in MOMENTS if name in with_moments else ():
+                # The number of steps is one float32, the others are like the weight.
+                like = torch.empty((), device=weight.device) if kind == "step" else weight
+                moment = self.processes.received(moments.get(name, {}).get(kind), like)
+                self.optimizer.state[weight][kind] = moment
 
 
 # ---- micro-batches: what one forward and backward pass computes ----------------------------------
@@ -155,7 +191,7 @@ class Learner:
 
 @dataclass
 class MicroBatch:
-    """Some sequences of an update, cut to the longest of them: b rows, one forward pass."""
+    """Some sequences of an update, cut to the longest of them: b rows in one forward pass."""
 
     input_ids: torch.Tensor  # [b, L+T]
     attention_mask: torch.Tensor  # [b, L+T]
@@ -173,9 +209,9 @@ class MicroBatch:
 def micro_batches(kept: Rollouts, advantages: torch.Tensor, config: Config) -> list[MicroBatch]:
     """The rollouts that have a gradient, in micro-batches of at most `config.micro_batch`.
 
-    Rollouts whose advantage is 0, above all groups without signal, have no gradient and are not
-    computed, but they stay in the normaliser: the gradient is the paper's, only cheaper. (A KL term
-    gives them a gradient, so with one they are computed.)
+    Rollouts whose advantage is 0, above all those of groups without signal, have no gradient and
+    are not computed. They stay in the normaliser, so the gradient is the paper's, only cheaper. A
+    KL term gives them a gradient, so with a KL term they are computed.
 
     Args:
         kept: m rollouts of each of P prompts.
@@ -200,10 +236,10 @@ def idle_batch(kept: Rollouts) -> MicroBatch:
 
 
 def cut(kept: Rollouts, advantages: torch.Tensor, rows: list[int]) -> MicroBatch:
-    """These rows of the B rollouts as a micro-batch; advantages [B]."""
+    """A micro-batch of these rows of the B rollouts; advantages [B]."""
     input_ids, attention_mask = kept.sequences()  # [B, L+T]
     mask = kept.mask.flatten(0, 1)[rows]  # [b, T]
-    L, T = kept.prompt_ids.shape[1], int(mask.sum(-1).max())  # what all have as padding goes
+    L, T = kept.prompt_ids.shape[1], int(mask.sum(-1).max())  # padding of all rows is cut
     return MicroBatch(
         input_ids[rows, : L + T],
         attention_mask[rows, : L + T],
@@ -218,15 +254,15 @@ def in_order(
 ) -> list[list[int]]:
     """The rows in micro-batches that compute few tokens, padding included.
 
-    Rows of like length together leave less padding; rows of one prompt together read it once (see
+    Rows of similar length together need less padding; rows of one prompt together read it once (see
     logprobs.py). Which saves more depends on the prompts, the lengths and the micro-batch's size,
-    so the tokens of both orders are counted. In both the longest row comes first, so that what does
-    not fit the memory shows at once.
+    so the tokens of both orders are counted. In both the longest row comes first, so that too
+    little memory shows at once.
 
     Args:
-        rows: those to compute, of the B rollouts.
-        lengths: tokens of each of the B completions.
-        m, L: rollouts and tokens of a prompt.
+        rows: the numbers of those of the B rollouts that are computed.
+        lengths: the tokens of each of the B completions.
+        m, L: the kept rollouts of a prompt, and its tokens.
         config: micro_batch and gradient_checkpointing are used.
     """
     longest = {}  # of each prompt's rows

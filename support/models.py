@@ -5,8 +5,8 @@
     model, tokenizer = load_model("runs/.../model")             # of a run; an adapter comes merged
     check_stops(model, tokenizer)                               # a completion can end
 
-A check finds what otherwise trains for hours without a word. What cannot be used is an error in one
-line, with the remedy; what is only strange is said.
+A check finds what otherwise trains for hours without a word. A model that cannot be used ends in an
+error of one line, with the remedy; a model that is only unusual gets a warning.
 """
 
 import os
@@ -38,7 +38,7 @@ def load_model(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module
     """
     path = str(EMBEDDED.get(name, name))
     if Path(path).is_dir():
-        # An adapter's folder names it, and may be loaded from anywhere.
+        # A saved adapter names this folder, and may be loaded from another working directory.
         path = os.path.abspath(path)
     elif path.count("/") != 1 or path.startswith((".", "/", "~")):
         raise InputError(f"--model {name}: no such folder, and not a hub name such as owner/model")
@@ -56,8 +56,8 @@ def load_model(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module
         if Path(path, "model").is_dir():  # the folder of a run
             reason = f"did you mean {Path(path, 'model')}? ({reason})"
         raise InputError(f"--model {name}: {reason}") from error
-    # Dropout makes the policy that is trained another one than the policy that was sampled from.
-    # Some layers have a module for it, others only a number.
+    # With dropout the policy that is trained would not be the policy that was sampled from. Some
+    # layers have a module for dropout, others only a number.
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -68,7 +68,7 @@ def load_model(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module
 
 
 def load_weights(path: str, dtype: torch.dtype) -> nn.Module:
-    """A transformers model, every tensor of it from its files; otherwise OSError or ValueError.
+    """A transformers model; OSError or ValueError unless every tensor comes from its files.
 
     Left to itself, transformers draws what it does not find at random, and goes on.
     """
@@ -96,7 +96,7 @@ def check_weights(
             has no place for, and of those that have another shape in the model.
     """
     wrong = {"missing": missing, "unknown to the model": unknown, "of another shape": misshaped}
-    # The extremes of a tensor are NaN if any number is, and take no memory.
+    # The extremes of a tensor are NaN if any of its numbers is, and they take no memory.
     wrong["not finite"] = [
         name
         for name, weight in model.named_parameters()

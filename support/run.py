@@ -66,6 +66,8 @@ class Run:
         stored = torch.float32 if trains_all else dtype
         self.model, self.tokenizer = load_model(config.model, stored)
         self.parameters = self.model.num_parameters()
+        if self.model.device.type == "cpu" and self.parameters > 500_000_000:
+            say("no GPU is found (torch.cuda.is_available() is False): on the CPU this takes days")
         fastest = 1 if self.parameters < 10_000_000 else torch.get_num_threads()
         torch.set_num_threads(config.threads or fastest)
         longest_prompt = self._load_data(train)
@@ -95,8 +97,8 @@ class Run:
         if train:
             self.train_data = load_data(config.task, "train", None, *of_model)
             every.append(self.train_data)
-            tested = {name: data.problems for name, data in self.eval_data.items()}
-            say_shared(self.train_data.problems, tested)
+            for name, data in self.eval_data.items():
+                say_shared(name, data.problems, self.train_data.problems)
         self.opens_think = opens_think(self.tokenizer, every[-1].prompt_ids[0])
         # A reward of one's own that fails should do so now: on an empty text, and on a good one.
         problem = every[-1].problems[0]
@@ -104,7 +106,7 @@ class Run:
         return max(len(ids) for data in every for ids in data.prompt_ids)
 
     def _max_new_tokens(self, longest_prompt: int) -> int:
-        """As asked for, or what the model's positions leave."""
+        """T as asked for, or what the model's positions leave."""
         limit = max_positions(self.model)
         room = (limit or math.inf) - longest_prompt
         wanted = self.config.max_new_tokens or min(512, max(room, 0))
@@ -124,9 +126,8 @@ class Run:
         from support.vllm import VLLMSampler
 
         try:
-            return VLLMSampler(
-                self.model, self.tokenizer, max_length, dtype, share, self.vllm_sleeps
-            )
+            sleeps = self.vllm_sleeps
+            return VLLMSampler(self.model, self.tokenizer, max_length, dtype, share, sleeps)
         except Exception as error:  # an engine has many ways to say that it lacks an architecture
             if explained(error):
                 raise
@@ -137,8 +138,6 @@ class Run:
     def description(self) -> str:
         """What is trained on what, in three lines."""
         config, N, device = self.config, self.processes.count, self.model.device
-        if device.type == "cpu" and self.parameters > 500_000_000:
-            say("no GPU is found (torch.cuda.is_available() is False): on the CPU this takes days")
         trained = sum(w.numel() for w in self.model.parameters() if w.requires_grad)
         weights = "weights spread over them" if config.shard else "each with all weights"
         each = f" in each of {N} processes ({weights})" if N > 1 else ""

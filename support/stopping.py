@@ -36,8 +36,7 @@ class StopSignal:
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
-        self.number = None  # of the first signal that came
-        self.time = 0.0  # when it came
+        self.number, self.time = None, 0.0  # of the first signal that came
         self.stopped = False  # whether the processes have agreed to stop
 
     def __enter__(self) -> "StopSignal":
@@ -63,15 +62,15 @@ class StopSignal:
         return 128 + (self.number or signal.SIGTERM)
 
     def _caught(self, number: int, _frame) -> None:
-        several = self.processes.count > 1
+        # A launcher passes on to its processes the Ctrl-C that they had from the terminal.
+        wait = 3 if self.processes.count > 1 else 0
         if self.number is None:
             self.number, self.time = number, time.monotonic()
             if self.processes.first:
-                later = ", in 3 seconds or later," if several else ""
+                later = f", in {wait} seconds or later," if wait else ""
                 message = f"finishing this step and saving; Ctrl-C{later} stops at once"
                 tqdm.write(message, file=sys.stderr)
-        # A launcher passes on to its processes the Ctrl-C that they had from the terminal.
-        elif number == signal.SIGINT and not (several and time.monotonic() - self.time < 3):
+        elif number == signal.SIGINT and time.monotonic() - self.time >= wait:
             raise KeyboardInterrupt
 
 
@@ -90,8 +89,7 @@ class Lasting:
             self.stream.write(text)
             self.stream.flush()
         except OSError:  # the pipe or the terminal is closed, the disk is full
-            with open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), self.stream.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 
 @contextmanager

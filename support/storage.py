@@ -8,12 +8,12 @@
     folder.save(progress)               # checkpoint/step_000020.pt; the one before it stays
     folder.finish(progress)             # that, and model/ (and merged/) for from_pretrained
 
-A process may be killed at any moment, a disk be full, two commands be given at once. So everything
-is written under another name first and then renamed, logs are cut back to the checkpoint where a
-run goes on, and a lock keeps others out. Of several processes the first one writes.
+A process may be killed at any moment, a disk may be full, two commands may be given at once. So
+files are renamed when they are whole (files.py), logs are cut back to the checkpoint where a run
+goes on, and a lock keeps others out. Of several processes the first one writes.
 
-Windows has no `fcntl`, so there is no lock there, and that is said. Tried: a small run on Linux
-with `fcntl` and `resource` hidden. Not tried: Windows.
+Windows has no `fcntl`, and so no lock there; that is said. It was not tried itself, only a small
+run on Linux with `fcntl` and `resource` hidden.
 """
 
 import dataclasses
@@ -31,7 +31,6 @@ from support.models import is_adapter
 from support.page import write_page
 from support.run import Run
 from support.settings import Config
-from support.weights import gathered, set_state, state_of
 
 try:
     import fcntl
@@ -93,16 +92,14 @@ class Folder:
                 fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
         except BlockingIOError as error:
-            raise InputError(
-                f"--out {self.path}: another process is still writing there"
-            ) from error
+            message = f"--out {self.path}: another process is still writing there"
+            raise InputError(message) from error
         except OSError as error:  # NFS, Lustre
             reason = error.strerror
         say(f"--out {self.path}: no lock ({reason}), run one command at a time there")
 
     def begin(self, progress: Progress) -> None:
-        """Start the tracker and write config.json: last, so that a command that failed before can
-        be given again."""
+        """Start the tracker, write config.json: last, so that what failed can be given again."""
         settings = dataclasses.asdict(self.config)
         if self.config.tracker != "none":
             from support.trackers import connect  # most runs have none
@@ -124,41 +121,47 @@ class Folder:
         found = self.processes.on_first(partial(self._cut_logs, state))
         before, now = found["processes"], self.processes.count
         if before != now:
-            print(f"the run had {before} process(es) and goes on with {now}: from here on it sees")
-            print("other prompts and rollouts than it would have seen")
+            changed = f"the run had {before} process(es) and goes on with {now}"
+            print(f"{changed}: it sees other prompts and rollouts than it would have seen")
         for name, digest in self.run.data_digests().items():
             if found["data"].get(name, digest) != digest:
                 say(f"--resume: prompts, answers or code ({name}) have changed since the run began")
         self.run.sampler.sleep()  # its memory is the checkpoint's until the sync
         if found["weights"]:
-            set_state(self.run.learner, state, found["moments"])
+            self.run.learner.set_state(state)
         self.run.sampler.sync(self.run.model)
         return Progress(found["step"], found["time"], found["rows"])
 
     def _newest_checkpoint(self) -> dict:
         """The newest checkpoint that can be read; empty if the run was killed before its first."""
         self._lock()
-        folder = self.path / "checkpoint"
-        state = files.load_checkpoint(folder)
-        if state is None and (files.checkpoints(folder) or (self.path / "model").exists()):
-            raise InputError(
-                f"--resume: {self.path} holds no checkpoint that can be read: start a new run in "
-                "another --out"
-            )
+        state = files.load_checkpoint(self.path / "checkpoint")
         if state is None:
+            if self._has_saved():
+                raise InputError(
+                    f"--resume: {self.path} holds no checkpoint that can be read: start a new run "
+                    "in another --out"
+                )
             return {}
-        shapes = {name: tuple(weight.shape) for name, weight in state["model"].items()}
-        if shapes != self.run.learner.trained():
+        trained = {name: weight.shape for name, weight in self.run.learner.trained().items()}
+        if {name: weight.shape for name, weight in state["model"].items()} != trained:
             raise InputError(f"--resume: the checkpoint in {self.path} is of another model")
         return state
+
+    def _has_saved(self) -> bool:
+        """Whether the run has had a checkpoint. Up to two steps that fail put off the first one."""
+        settings = json.loads((self.path / "config.json").read_text())
+        rows = files.read_rows(self.path / "metrics.jsonl")
+        if rows and rows[-1]["step"] > settings["save_every"] + 2:
+            return True
+        return (self.path / "model").exists() or bool(files.checkpoints(self.path / "checkpoint"))
 
     def _cut_logs(self, state: dict) -> dict:
         """Drop what was logged after the checkpoint: those steps are done again.
 
         Returns:
-            What every process must know of the checkpoint: its `step`, `time`, number of
-            `processes` and `data`; whether there are `weights`, and which of them have `moments`;
-            the `rows` up to it.
+            What every process must know of the checkpoint: whether it has `weights`; its `step`,
+            `time`, number of `processes` and `data`; the `rows` up to it.
         """
         rows, last = {}, state.get("step", -1)
         for name in LOGS:
@@ -167,8 +170,7 @@ class Folder:
             files.write_atomically(path, "".join(map(files.json_line, rows[name])))
         known = {"step": 0, "time": 0.0, "processes": self.processes.count, "data": {}}
         known |= {name: state[name] for name in known if name in state}
-        moments = list(state.get("optimizer", {}).get("state", {}))
-        return known | {"weights": bool(state), "moments": moments, "rows": rows["metrics"]}
+        return known | {"weights": bool(state), "rows": rows["metrics"]}
 
     # -- while it runs
 
@@ -192,7 +194,7 @@ class Folder:
     def save(self, progress: Progress) -> None:
         """Write a checkpoint, and the page so far; the checkpoint before stays, as a reserve."""
         state = {"step": progress.step, "time": progress.time, "processes": self.processes.count}
-        state |= {"data": self.run.data_digests()} | state_of(self.run.learner)
+        state |= {"data": self.run.data_digests()} | self.run.learner.state()
         self.processes.on_first(partial(files.save_checkpoint, state, self.path / "checkpoint"))
         self.processes.on_first(partial(write_page, self.path))
 
@@ -209,29 +211,27 @@ class Folder:
             self.lock.close()
 
     def save_models(self) -> None:
-        """model/, and merged/ if it is asked for."""
-        model, config = self.run.learner.model, self.config
+        """model/, and merged/ if it is asked for. An adapter is written without its model."""
+        learner, config = self.run.learner, self.config
         if config.lora_rank:
             from support.adapters import merged_weights  # most runs have none
 
-            base = model.get_base_model()
-        if config.lora_rank and is_adapter(config.model):
+            base = learner.model.get_base_model()
+        if not config.lora_rank:
+            self._save_model("model", learner.model, learner.model.state_dict().items())
+        elif is_adapter(config.model):
             # An adapter on top of an adapter is no folder that anyone could load.
-            self._save_model("model", base, merged_weights(model))
+            self._save_model("model", base, merged_weights(learner.model))
         else:
-            # Of a model with an adapter only the adapter is written.
-            frozen = {name for name, weight in model.named_parameters() if not weight.requires_grad}
-            weights = model.state_dict().items()
-            skipped = frozen if config.lora_rank else ()
-            self._save_model("model", model, (pair for pair in weights if pair[0] not in skipped))
+            self._save_model("model", learner.model, learner.trained().items())
         if config.merge:
-            self._save_model("merged", base, merged_weights(model))
+            self._save_model("merged", base, merged_weights(learner.model))
 
     def _save_model(self, name: str, model: nn.Module, weights: Iterable) -> None:
         """Write a model to a folder of the run. `weights` may be in parts on several processes."""
         names = {name for name, _ in model.named_parameters()}
         # Tied weights are written once.
         twice = {name for name, _ in model.named_parameters(remove_duplicate=False)} - names
-        whole_weights = gathered((pair for pair in weights if pair[0] not in twice), self.processes)
+        whole_weights = self.processes.gathered(pair for pair in weights if pair[0] not in twice)
         work = partial(files.save_model, model, self.run.tokenizer, self.path / name, whole_weights)
         self.processes.on_first(work)

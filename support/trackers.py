@@ -15,12 +15,8 @@ from pathlib import Path
 
 from support.errors import InputError
 
-PROJECT = "pods"
 
-
-def connect(
-    name: str, folder: Path, settings: dict, next_step: int
-) -> tuple[Callable[[dict], None], Callable[[], None]]:
+def connect(name: str, folder: Path, settings: dict, next_step: int) -> tuple[Callable, Callable]:
     """What sends a row, and what sends all that is left.
 
     Args:
@@ -34,7 +30,7 @@ def connect(
         if name == "tensorboard":
             from torch.utils.tensorboard import SummaryWriter
 
-            writer = SummaryWriter(str(folder / PROJECT), purge_step=next_step)
+            writer = SummaryWriter(str(folder / "pods"), purge_step=next_step)
             lines = [f"    {key}: {value}\n" for key, value in settings.items()]
             writer.add_text("settings", "".join(lines))
 
@@ -49,7 +45,7 @@ def connect(
         run = known.read_text() if known.exists() else f"{folder.name}-{uuid.uuid4().hex}"
         # W&B knows a run by its id, Trackio by its name.
         identity = {"id": run[-32:]} if name == "wandb" else {}
-        package.init(project=PROJECT, config=settings, name=run, resume="allow", **identity)
+        package.init(project="pods", config=settings, name=run, resume="allow", **identity)
         known.write_text(run)
         return lambda row: package.log(flat(row), step=row["step"]), package.finish
     except Exception as error:  # each raises its own

@@ -13,30 +13,13 @@ from support.errors import InputError, explained
     [
         (InputError("--m 80 is larger than --n 64"), ["--m 80 is larger than --n 64"], 2),
         (OSError(28, "No space left on device", "model"), ["No space left", "model"], 1),
-        (
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB.\nMore."),
-            ["Tried to allocate 20 GiB", "--micro-batch", "--m,", "--max-new-tokens"],
-            1,
-        ),
-        (
-            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 B"),
-            ["you tried to allocate 9 B", "--micro-batch"],
-            1,
-        ),
-        (
-            RuntimeError("the model's logits are not finite: nothing can be sampled from it"),
-            ["out of bounds", "lower --lr"],
-            2,
-        ),
-        (
-            RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Read error"),
-            ["another process has ended"],
-            1,
-        ),
-        (RuntimeError("Connection closed by peer [127.0.0.1]:99"), ["another process has"], 1),
+        (torch.OutOfMemoryError("20 GiB are wanted.\nMore."), ["20 GiB", "--micro-batch"], 1),
+        (RuntimeError("can't allocate memory: 9 B"), ["(can't allocate memory: 9 B)", "--m,"], 1),
+        (RuntimeError("the model's logits are not finite"), ["out of bounds", "lower --lr"], 2),
+        (RuntimeError("[../gloo/transport/tcp/pair.cc:553] Read error"), ["another process"], 1),
+        (RuntimeError("Connection closed by peer [127.0.0.1]:99"), ["another process"], 1),
         (torch.distributed.DistBackendError("NCCL error"), ["another process has ended"], 1),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
 def test_what_the_user_can_mend_is_one_line(error, words, code):
     line, found = explained(error)
@@ -44,21 +27,10 @@ def test_what_the_user_can_mend_is_one_line(error, words, code):
     assert all(word in line for word in words) and "\n" not in line
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("size mismatch, got input (2), mat (2x3)"),
-        RuntimeError("the answer is known\nallocate memory"),  # only the first line says what it is
-        ValueError("gloo"),
-        KeyError("m"),
-    ],
-    ids=str,
-)
-def test_a_fault_of_ours_is_not_explained_away(error):
-    assert explained(error) is None
-
-
 def test_a_fault_of_ours_keeps_its_traceback(tmp_path, monkeypatch):
+    only_the_first_line_counts = RuntimeError("the answer is known\nallocate memory")
+    for error in (only_the_first_line_counts, ValueError("gloo"), KeyError("m")):
+        assert explained(error) is None
     monkeypatch.setattr(train, "update", lambda *_: torch.zeros(2) @ torch.zeros(3))
     with pytest.raises(RuntimeError):
         train.main(flags(out=tmp_path / "run"))

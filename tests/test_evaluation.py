@@ -9,15 +9,8 @@ from conftest import SMALL, metrics, small, write_sums
 
 import train
 from rewards import accuracy, extract_answer, format, lenient_accuracy, tag_count
-from support.evaluation import (
-    draw_curves,
-    evaluate,
-    evaluation,
-    numbers_of,
-    pass_at_k,
-    save_completions,
-    summary,
-)
+from support import evaluation
+from support.evaluation import evaluate, numbers_of, pass_at_k, save_completions, summary
 from support.run import Run, derived_seed
 from support.tasks import Problem, sums
 
@@ -176,18 +169,16 @@ def test_the_summary_says_where_the_time_went_and_what_was_learned(tmp_path):
 
 
 def test_curves_are_drawn_of_a_run_and_not_of_nothing(finished, tmp_path):
-    draw_curves(metrics(finished), tmp_path / "curves.png")
+    idle = [row | {"entropy": None} for row in metrics(finished)]  # steps without an update
+    evaluation.draw_curves(idle, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    draw_curves(metrics(finished)[:1], tmp_path / "none.png")
+    evaluation.draw_curves(idle[:1], tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
-    old = [{k: v for k, v in row.items() if k != "entropy"} for row in metrics(finished)]
-    draw_curves(old, tmp_path / "old.png")  # of a run before entropy was logged
-    assert (tmp_path / "old.png").exists()
 
 
 def test_evaluation_leaves_the_random_state_of_a_run_alone():
     """Else evaluating more often would change what is learned."""
     run = Run(small())
     before = torch.get_rng_state()
-    evaluation(run)
+    evaluate(run)
     assert torch.equal(torch.get_rng_state(), before)

@@ -33,9 +33,8 @@ def test_the_optimizer_steps_what_is_trained_and_no_more():
             id(w) for w in made.model.parameters() if w.requires_grad
         ]
         assert (group["betas"], group["weight_decay"]) == ((0.9, 0.5), 0.25)
-        expected = {name: tuple(w.shape) for name, w in trained_weights(made.model).items()}
-        assert made.trained() == expected
-        assert all((".lora_" in name) == bool(settings) for name in expected)
+        assert made.trained().keys() == trained_weights(made.model).keys()
+        assert all((".lora_" in name) == bool(settings) for name in made.trained())
 
 
 def test_the_seed_decides_where_an_adapter_starts():

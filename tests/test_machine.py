@@ -10,22 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import run_command, without_times
+from conftest import flags, run_command, without_times, write_sums
 
 import train
-from support.tasks import load_task
+from support.tasks import load_task, sums
 
-SHORT = ["--n", "4", "--m", "2", "--prompts-per-step", "2", "--steps", "2", "--eval-problems", "8"]
-NAMES = ["a b", "$HOME", "a$b_$c", "größe 数", "it's", "[x]*?", "a=b"]
+SHORT = flags(n=4, m=2, steps=2, eval_problems=8)
 ALL = "a b $c_$d größe 数 it's [x]*? ="
-
-
-def write_sums(path: Path) -> Path:
-    rows = [{"question": f"{a}+11=", "answer": f"{a + 11}"} for a in range(10, 40)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
 
 # ---- locks ---------------------------------------------------------------------------------------
 
@@ -49,54 +40,35 @@ def test_a_lock_that_another_holds_still_keeps_others_out(tmp_path, capsys):
     assert "another process is still writing there" in said and "no lock (" not in said
 
 
-# ---- folders -------------------------------------------------------------------------------------
+# ---- folders and names ---------------------------------------------------------------------------
 
 
-def test_runs_without_out_do_not_meet(tmp_path, monkeypatch):
+def test_runs_without_out_do_not_meet_and_what_is_refused_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda _: "now")
+    assert train.main([*SHORT, "--task", "nosuch.jsonl"]) == 2
+    assert list(tmp_path.iterdir()) == []
     assert train.main(SHORT) == 0
     assert train.main(["--eval-only", "--eval-problems", "8"]) == 0
     assert (tmp_path / "runs" / "now" / "metrics.jsonl").exists()
     assert (tmp_path / "runs" / "now-2" / "eval.json").exists()
 
 
-def test_what_is_refused_leaves_no_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert train.main([*SHORT, "--task", "nosuch.jsonl"]) == 2
-    assert train.main(["--dry-run"]) == 0
-    assert list(tmp_path.iterdir()) == []
-
-
-# ---- names ---------------------------------------------------------------------------------------
-
-
-def test_any_name_will_do(tmp_path):
-    task, out = write_sums(tmp_path / ALL / f"{ALL}.jsonl"), tmp_path / f"{ALL} out"
-    flags = ["--task", str(task), *SHORT]
-    assert train.main([*flags, "--out", str(out)]) == 0
-    assert (out / "curves.png").stat().st_size > 0
-    again = ["--model", str(out / "model"), *flags, "--out", str(tmp_path / f"{ALL} again")]
-    assert train.main(again) == 0
-    assert train.main(["--resume", "--out", str(out), "--steps", "3"]) == 0
-
-
-def test_the_printed_command_goes_on_in_a_shell(tmp_path, capsys, monkeypatch):
-    out = tmp_path / ALL
-
-    def stop(self) -> None:
-        self.number = signal.SIGTERM
-        return self
-
-    monkeypatch.setattr(train.StopSignal, "__enter__", stop)
-    monkeypatch.setattr(train.StopSignal, "__exit__", lambda *_: None)
-    with pytest.raises(SystemExit):
-        train.main([*SHORT, "--out", str(out)])
+def test_any_name_will_do_and_the_printed_command_goes_on_in_a_shell(tmp_path, capsys, monkeypatch):
+    (tmp_path / ALL).mkdir()
+    task, out = write_sums(tmp_path / ALL / f"{ALL}.jsonl", sums()[:40]), tmp_path / f"{ALL} out"
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(train.Rehearsal, "after", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        train.main([*SHORT, "--task", task, "--out", str(out)])
     printed = capsys.readouterr().out.partition("go on with: ")[2].splitlines()[0]
     assert shlex.split(printed) == ["python", "train.py", "--resume", "--out", str(out)]
+    assert train.main(["--resume", "--out", str(out)]) == 0
+    assert (out / "curves.png").stat().st_size > 0
+    again = ["--model", str(out / "model"), "--task", task, "--out", str(tmp_path / f"{ALL} again")]
+    assert train.main([*SHORT, *again]) == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["a b", "$HOME", "größe 数", "it's", "[x]*?", "a=b"])
 def test_data_lies_anywhere(tmp_path, name):
     row = {"question": "How much?", "answer": "#### 3"}
     (tmp_path / name).mkdir()
@@ -114,8 +86,6 @@ VARIABLES = {
     "LOCAL_RANK": "3",
     "SLURM_PROCID": "1",
 }
-
-
 # The program without the modules that Windows lacks (psutil, a library's, needs one on Linux only),
 # and without the script's folder in sys.path.
 START = """

@@ -11,7 +11,7 @@ from torch import distributed
 import train
 from logprobs import Policy, whole
 from support.errors import InputError
-from support.processes import Largest, Processes, combined, pieces
+from support.processes import Largest, Processes, combined
 
 # ---- one row of several --------------------------------------------------------------------------
 
@@ -66,13 +66,6 @@ def test_one_process_needs_nobody():
     tensor = torch.ones(2)
     assert whole(tensor) is tensor
     alone.leave()
-
-
-def test_gradients_are_sent_in_pieces_of_a_bounded_size():
-    sizes = [3, 4, 2, 9, 1, 1, 5]
-    cut = list(pieces([torch.zeros(size) for size in sizes], size=8))
-    assert [[len(gradient) for gradient in piece] for piece in cut] == [[3, 4], [2], [9], [1, 1, 5]]
-    assert list(pieces([])) == []
 
 
 def test_one_process_cannot_shard():

@@ -7,29 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import (
-    assert_equal,
-    flags,
-    log_probs,
-    metrics,
-    small,
-    trained_weights,
-    weights_of,
-)
+from conftest import assert_equal, flags, log_probs, metrics, small, trained_weights, weights_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from support import storage, tiny
+from support import files, tiny
 from support.errors import InputError
-from support.files import (
-    append_rows,
-    checkpoints,
-    json_line,
-    load_checkpoint,
-    read_rows,
-    save_checkpoint,
-    save_model,
-)
+from support.files import checkpoints, load_checkpoint, read_rows, save_checkpoint, save_model
 from support.run import Run
 from support.storage import Folder, Progress
 
@@ -56,26 +40,25 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(tmp_path, capsy
     assert load_checkpoint(tmp_path / "none") is None
 
 
-def test_a_full_disk_leaves_no_half_checkpoint(tmp_path, monkeypatch):
-    def full(state, file):
+@pytest.mark.parametrize(
+    ("cause", "raised", "words"),
+    [
+        (OSError(28, "No space left on device"), OSError, r"cannot write .*000001.pt: No space"),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),  # Ctrl-C is no error of the disk
+    ],
+)
+def test_what_ends_the_writing_of_a_checkpoint_leaves_no_half_one(
+    tmp_path, monkeypatch, cause, raised, words
+):
+    def ended(state, file):
         file.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match=r"cannot write .*step_000001.pt: .*No space left"):
-        save_checkpoint({"step": 1}, tmp_path / "checkpoint")
-    assert not list((tmp_path / "checkpoint").iterdir())
-
-
-def test_ctrl_c_while_a_checkpoint_is_written_is_no_disk_error(tmp_path, monkeypatch):
-    def interrupted(state, file):
         try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt:
+            raise cause
+        except (OSError, KeyboardInterrupt):
             raise RuntimeError("unexpected pos 64 vs 0")  # noqa: B904, as torch's writer does
 
-    monkeypatch.setattr(torch, "save", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(torch, "save", ended)
+    with pytest.raises(raised, match=words):
         save_checkpoint({"step": 1}, tmp_path / "checkpoint")
     assert not list((tmp_path / "checkpoint").iterdir())
 
@@ -97,8 +80,11 @@ def test_a_model_is_replaced_by_a_whole_one_or_not_at_all(tmp_path, monkeypatch)
 
 
 def test_numbers_that_json_does_not_have_are_null():
-    line = json_line({"step": 1, "loss": math.nan, "seconds": {"update": math.inf}, "name": "NaN"})
-    assert line == '{"step": 1, "loss": null, "seconds": {"update": null}, "name": "NaN"}\n'
+    row = {"step": 1, "loss": math.nan, "seconds": {"update": math.inf}, "name": "NaN"}
+    assert (
+        files.json_line(row)
+        == '{"step": 1, "loss": null, "seconds": {"update": null}, "name": "NaN"}\n'
+    )
 
 
 def test_the_last_line_of_a_log_may_be_half_but_no_other(tmp_path):
@@ -118,7 +104,7 @@ def test_the_last_line_of_a_log_may_be_half_but_no_other(tmp_path):
 def test_a_full_disk_is_said_with_the_name_of_the_file():
     """The system's own error has none where a file is open already."""
     with pytest.raises(OSError, match=r"^cannot write /dev/full: No space left on device$"):
-        append_rows(Path("/dev/full"), [{"step": 1}])
+        files.append_rows(Path("/dev/full"), [{"step": 1}])
 
 
 # ---- the folder ----------------------------------------------------------------------------------
@@ -130,13 +116,11 @@ def test_outputs_are_complete_and_readable(finished):
     assert [row["step"] for row in rows if "eval_accuracy" in row] == [0, 3, 6]
     for row in rows[1:]:
         assert set(row["seconds"]) == {"generate", "score", "select", "update", "sync"}
-        for name in ("time", "reward", "reward_kept", "reward_std", "accuracy", "loss"):
+        for name in ("reward", "reward_kept", "reward_std", "loss", "grad_norm"):
             assert math.isfinite(row[name]), name
-        assert row["grad_norm"] >= 0 and row["skipped"] in (0, 1)
         assert row["groups"] == 2 and 0 <= row["groups_without_signal"] <= 2
         assert sum(row["pass_rates"]) / 2 == pytest.approx(row["accuracy"], abs=1e-6)
-        assert 0 < row["completion_length"] <= 26
-        assert 0 <= row["truncated"] <= 1
+        assert 0 < row["completion_length"] <= 26 and 0 <= row["truncated"] <= 1
     assert rows[-1]["time"] == pytest.approx(sum(sum(r["seconds"].values()) for r in rows[1:]))
     assert json.loads((finished / "config.json").read_text())["n"] == 8
     assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -145,33 +129,18 @@ def test_outputs_are_complete_and_readable(finished):
     assert not list(finished.rglob("*.tmp"))
 
 
-def test_rollouts_file_shows_kept_and_dropped_with_reward_parts(finished):
-    rows = [json.loads(line) for line in (finished / "rollouts.jsonl").read_text().splitlines()]
-    assert {row["step"] for row in rows} == {1, 2, 3, 4, 5, 6}
-    assert {row["kept"] for row in rows} == {True, False}
-    for row in rows:
-        total = row["accuracy"] + 0.1 * row["format"] + 0.1 * row["tag_count"]
-        assert row["total"] == pytest.approx(total)
-        assert "<eos>" not in row["completion"]
-        assert row["prompt"].endswith("=")
-
-
 def test_saved_model_is_an_ordinary_folder(finished):
-    model = AutoModelForCausalLM.from_pretrained(finished / "model")
     tokenizer = AutoTokenizer.from_pretrained(finished / "model")
-    inputs = tokenizer("12+34=", return_tensors="pt")
-    assert model(**inputs).logits.shape == (1, 6, 19)
+    assert tokenizer("12+34=").input_ids == tiny.make_tokenizer()("12+34=").input_ids
     shipped = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY).state_dict()
-    trained = model.state_dict()
+    trained = weights_of(finished)
     assert trained.keys() == shipped.keys()
     assert any((trained[name] != shipped[name]).any() for name in shipped)
 
 
 def test_a_checkpoint_holds_each_trained_weight_once_and_its_moments(finished):
-    state = load_checkpoint(finished / "checkpoint")
+    state, saved = load_checkpoint(finished / "checkpoint"), weights_of(finished)
     assert (state["step"], state["processes"]) == (6, 1)
-    assert state["time"] == metrics(finished)[-1]["time"]
-    saved = weights_of(finished)
     assert set(saved) - set(state["model"]) == {"lm_head.weight"}  # tied to the embeddings
     assert all(torch.equal(saved[name], weight) for name, weight in state["model"].items())
     assert set(state["optimizer"]["state"]) == set(state["model"])
@@ -226,22 +195,11 @@ def test_a_checkpoint_with_an_adapter_holds_only_what_trains(tmp_path):
     state = load_checkpoint(tmp_path / "run" / "checkpoint")
     assert state["model"] and all(".lora_" in name for name in state["model"])
     assert set(state["optimizer"]["state"]) == set(state["model"])
-    files = {path.name for path in (tmp_path / "run" / "model").iterdir()}
-    assert "adapter_config.json" in files and "model.safetensors" not in files
+    names = {path.name for path in (tmp_path / "run" / "model").iterdir()}
+    assert "adapter_config.json" in names and "model.safetensors" not in names
     adapter = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "merged")
     torch.testing.assert_close(log_probs(adapter), log_probs(merged), atol=1e-4, rtol=0)
-
-
-def test_an_engine_sleeps_while_a_checkpoint_is_read(finished, tmp_path, monkeypatch):
-    """Its memory is needed; the sync wakes it."""
-    shutil.copytree(finished, tmp_path / "run")
-    run, order = Run(small()), []
-    run.sampler.sleep = lambda: order.append("sleep")
-    run.sampler.sync = lambda model: order.append("sync")
-    monkeypatch.setattr(storage, "set_state", lambda *_: order.append("read"))
-    Folder(tmp_path / "run", run).go_back()
-    assert order == ["sleep", "read", "sync"]
 
 
 def test_the_checkpoint_of_another_model_is_refused(finished, tmp_path):
@@ -256,13 +214,18 @@ def test_what_cannot_be_resumed_says_so_and_loses_nothing(finished, tmp_path, ca
     before = (out / "metrics.jsonl").read_text()
     for path in checkpoints(out / "checkpoint"):
         path.write_bytes(b"damaged")
-    assert train.main(["--resume", "--out", str(out), "--steps", "8"]) == 2
-    assert "no checkpoint that can be read" in capsys.readouterr().err
-    shutil.rmtree(out / "checkpoint")  # but model/ is there: it was no beginning
-    assert train.main(["--resume", "--out", str(out), "--steps", "8"]) == 2
-    assert "no checkpoint that can be read" in capsys.readouterr().err
-    assert (out / "metrics.jsonl").read_text() == before
-    assert json.loads((out / "config.json").read_text())["steps"] == 6  # as before
+
+    def is_refused() -> None:
+        assert train.main(["--resume", "--out", str(out), "--steps", "8"]) == 2
+        assert "no checkpoint that can be read" in capsys.readouterr().err
+        assert (out / "metrics.jsonl").read_text() == before
+        assert json.loads((out / "config.json").read_text())["steps"] == 6
+
+    is_refused()
+    shutil.rmtree(out / "checkpoint")
+    is_refused()
+    shutil.rmtree(out / "model")  # six steps are too many for a run that saves every second one
+    is_refused()
 
 
 def test_folders_that_cannot_be_written_are_one_line(tmp_path, capsys):

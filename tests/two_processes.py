@@ -21,7 +21,7 @@ from grpo import group_advantages
 from logprobs import whole
 from pods import down_sample
 from rollouts import Rollouts, TorchSampler
-from support.evaluation import evaluation
+from support.evaluation import evaluate
 from support.learner import Learner
 from support.models import load_model
 from support.processes import Processes
@@ -119,7 +119,8 @@ def run_of(task: str, **settings) -> Run:
 
 def evaluated(task: str) -> dict:
     """Enough problems for several calls of the sampler."""
-    return evaluation(run_of(task, eval_task="arithmetic", eval_problems=300, eval_samples=4))
+    run = run_of(task, eval_task="arithmetic", eval_problems=300, eval_samples=4)
+    return evaluate(run)[0]
 
 
 # ---- only together -------------------------------------------------------------------------------
