@@ -39,7 +39,6 @@ import inspect
 import math
 import os
 import shlex
-import statistics
 import time
 from dataclasses import asdict, replace
 
@@ -53,18 +52,14 @@ from benches.heats import run_heats
 from benches.measure import OTHERS, QUIET, table, train_settings, write
 from benches.standings import (
     FRACTION,
-    FRACTIONS,
-    Arm,
     Curve,
-    common_grid,
-    compare,
     first_time,
+    standings,
     target,
 )
 from support import settings
 from support.errors import InputError, explained
 from support.presets import RIVALS
-from support.run import PHASES
 from support.settings import Config
 
 # ---- the measure ---------------------------------------------------------------------------------
@@ -151,7 +146,7 @@ def race(arguments: argparse.Namespace) -> dict:
     titles = {"common": f"all at {base.lr:g}", "tuned": f"each at its best of {tried}"}
     for name, raced in {"common": common, "tuned": tuned}.items():
         if raced:
-            tables[name] = found = standings(raced, spacing)
+            tables[name] = found = standings(raced, spacing, BASELINES)
             print(table(f"{titles[name]}: seconds a step by phase, accuracy", found["costs"]))
             print(table("times sooner than a baseline (95% interval)", found["gains"]))
     edges = [name for name, arm in tuned.items() if arm.best_rate in (grid[0], grid[-1])]
@@ -161,31 +156,6 @@ def race(arguments: argparse.Namespace) -> dict:
     result = {"config": asdict(base), "seconds": marks[-1], "other_work": other_work}
     runs = {name: arm.as_json() for name, arm in arms.items()}
     return result | {"tables": tables, "runs": runs}
-
-
-def standings(arms: dict[str, Arm], spacing: float) -> dict[str, list[dict]]:
-    """What each arm `costs` and reaches, and how much it `gains` over the baselines: two tables."""
-    costs, gains = [], []
-    for name, arm in arms.items():
-        runs = arm.best
-        seconds = {p: statistics.fmean(run.seconds[p] for run in runs) for p in PHASES}
-        final = [run.curve["accuracy"][-1] for run in runs]
-        error = statistics.stdev(final) / math.sqrt(len(final)) if len(final) > 1 else 0.0
-        row = {"arm": name, "lr": arm.best_rate, "s/step": sum(seconds.values())} | seconds
-        row["steps"] = round(statistics.fmean(run.curve["step"][-1] for run in runs))
-        idle = [run.curve["idle"][-1] / run.curve["step"][-1] for run in runs]
-        row["no signal"] = statistics.fmean(idle)
-        row["peak"] = float(common_grid(runs, spacing)[1].mean(0).max())
-        costs.append(row | {"final": statistics.fmean(final), "+-": error})
-        gains.append({"arm": name, "lr": arm.best_rate})
-        for baseline in [arm for arm in BASELINES if arm in arms] or list(arms)[:1]:
-            pair, other = (arms[baseline], arm, spacing), baseline != name
-            gains[-1] |= {
-                f"time vs {baseline}": compare(*pair) if other else None,
-                f"median vs {baseline}": compare(*pair, "time", FRACTIONS) if other else None,
-                f"step vs {baseline}": compare(*pair, "step") if other else None,
-            }
-    return {"costs": costs, "gains": gains}
 
 
 def race_flags(parser: argparse.ArgumentParser) -> None:

@@ -3,10 +3,20 @@
     log_probs = token_log_probs(model, ids, attention, T, temperature)  # [B, T]: the last T tokens
     policy = Policy(model)                                              # the same, as a module
 
+The policy is softmax(logits / temperature), because that is what the rollouts were drawn from. A
+loss at temperature 1 of what was sampled at 0.9 trains another policy than the one that acts.
+The vocabulary is large and completions are long, so the float32 logits [B, T, V] are never held at
+once: the output layer is applied to one chunk of tokens after the other. A group's rollouts share
+their prompt, so it is read once, and each rollout attends to a copy of its keys and values.
+
+Left out: several sequences packed into one row, fused kernels, and models that change the logits of
+their output layer (they are refused).
+
 Legend: B sequences, L prompt and T completion tokens, Q distinct prompts, V vocabulary.
 """
 
 import inspect
+from functools import partial
 
 import torch
 from torch import nn
@@ -16,10 +26,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
-# How many float32 logits are held at once: 128 MB, 220 tokens of Qwen2.5's vocabulary of 151,936.
+# How many float32 logits are held at once: 128 MB, or 220 tokens with a vocabulary of 151,936.
 LOGITS_PER_CHUNK = 2**25
-# Reading prompts once takes a second pass, which reads all weights again: so many tokens it has to
-# save. Measured on a CPU with 282k and with 135M parameters (`bench.py update`): the 12 cells that
+# Reading prompts once takes a second pass, which reads all weights again. It must save so many
+# tokens. Measured on a CPU with 282k and 135M parameters (`bench.py update`): the 12 cells that
 # saved 3 to 66 tokens were 0.77 to 1.02 times as fast, the 28 that saved 77 or more 1.09 to 5.0.
 WORTH_A_PASS = 70
 
@@ -42,13 +52,9 @@ def token_log_probs(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of the last `completion_length` tokens under the policy that sampled them.
 
-    The policy of reinforcement learning is softmax(logits / temperature), because that is what the
-    rollouts were drawn from. Scoring at temperature 1 what was sampled at 0.9 trains another policy
-    than the one that acts.
-
     Args:
         model: a transformers causal language model (see `check_output_layer`), or a PEFT model
-            around one (its adapter is in the decoder's layers: going past the wrapper keeps it).
+            around one. The adapter is in the decoder's layers, so it acts without the wrapper.
         input_ids, attention_mask: [B, L+T], prompt left-padded, completion right-padded.
         completion_length: T, counted from the end.
         temperature: the sampling temperature, above 0.
@@ -72,10 +78,10 @@ def token_log_probs(
 
 
 def positions(attention_mask: torch.Tensor) -> torch.Tensor:
-    """Position of each token [B, L], counted from the first real token of its row.
+    """The position of each token [B, L], counted from the first real token of its row.
 
-    Left-padded rows must say this explicitly: models with learned positions (GPT-2) otherwise
-    number the padding too and compute other log-probs than for the same text without padding.
+    Models with learned positions (GPT-2) otherwise number the padding too, and compute other
+    log-probs than for the same text without padding.
     """
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
@@ -90,7 +96,7 @@ def read(model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor
 def with_cache(model: nn.Module, cache: Cache) -> dict[str, object]:
     """The arguments of a forward pass that reads and fills a cache of keys and values.
 
-    transformers called it `past_key_values`, and takes no other name than `cache` from 5.40 on.
+    transformers called it `past_key_values`; from version 5.40 on it only takes `cache`.
     """
     named = inspect.signature(model.get_decoder().forward).parameters
     return {"cache" if "cache" in named else "past_key_values": cache, "use_cache": True}
@@ -116,10 +122,10 @@ def shared_prompts(
     """`whole_rows` in Q*L + B*T tokens, not B*(L+T): each of the Q `distinct_prompts` is read once.
 
     A prompt's hidden states do not depend on what follows, so its rollouts attend to copies of the
-    keys and values of *one* pass; gradients of copies add up. It must be as if rows were whole:
-    positions go on from the prompt's real length, not its padded one; the mask hides its padding
-    from the completion too; the first completion token is predicted by the prompt's last state; and
-    the last token, EOS or not, is predicted like any other although nobody reads it.
+    keys and values of *one* pass; the gradients of the copies add up. The result must be that of
+    whole rows: positions go on from the prompt's real length, not from its padded one; the mask
+    hides the padding from the completion too; the prompt's last state predicts the completion's
+    first token; and the last token is predicted like any other, although no pass reads it.
     """
     L = prompts.shape[1]
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
@@ -135,12 +141,12 @@ def shared_prompts(
 def distinct_prompts(
     model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, T: int
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The distinct prompts [Q, L], padding -1, and each row's number [B]; None for whole rows.
+    """The distinct prompts [Q, L], padded with -1, and the number of each row's prompt [B].
 
-    None where a prompt cannot be read once, or where that would not pay.
+    It is None if the model has to read whole rows, or if reading prompts once would not pay.
     """
     length = input_ids.shape[1]
-    # FSDP's processes gather a layer together, so all make as many passes, whatever their rows are.
+    # FSDP's processes gather a layer together, so all must decide alike, whatever rows they have.
     sharded = any(isinstance(module, FSDPModule) for module in model.modules())
     if sharded:
         length = getattr(model.config.get_text_config(), "max_position_embeddings", length)
@@ -171,12 +177,10 @@ def target_log_probs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of the targets [B, T], each predicted by hidden [B, T, hidden], and entropies.
 
-    The vocabulary is large and T is long, so the float32 logits of all tokens are never held: the
-    output layer is applied to as many hidden states at a time as make `LOGITS_PER_CHUNK` logits,
-    and again in the backward pass. Everything before the output layer is stored as usual.
+    The output layer is applied to as many hidden states at a time as make `LOGITS_PER_CHUNK`
+    logits, and again in the backward pass. Everything before the output layer is stored as usual.
 
-    Returns float32 [B, T] twice: the log-probs, and without gradients the entropy of each
-    distribution.
+    Returns float32 [B, T] twice: the log-probs, and without gradients the entropies.
     """
 
     def chunk_log_probs(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -188,28 +192,25 @@ def target_log_probs(
             entropy = log_sum - torch.linalg.vecdot(logits.softmax(-1), logits)
         return log_probs, entropy
 
-    # With autocast every chunk casts the whole output layer anew: make fewer.
+    # With autocast every chunk casts the whole output layer anew, so larger chunks cost less.
     limit = LOGITS_PER_CHUNK * (4 if torch.is_autocast_enabled(hidden.device.type) else 1)
     size = max(1, limit // output_layer.weight.shape[0])  # tokens a chunk
     chunks = [hidden.flatten(0, 1).split(size), targets.flatten().split(size)]
-    if len(chunks[0]) == 1:
-        parts = [chunk_log_probs(chunks[0][0], chunks[1][0])]
-    else:
-        # Without the checkpoint, autograd would keep every chunk's logits until the backward pass.
-        parts = [
-            checkpoint(chunk_log_probs, *chunk, use_reentrant=False, preserve_rng_state=False)
-            for chunk in zip(*chunks, strict=True)
-        ]
+    compute = chunk_log_probs
+    if len(chunks[0]) > 1:  # or autograd would keep every chunk's logits until the backward pass
+        options = {"use_reentrant": False, "preserve_rng_state": False}
+        compute = partial(checkpoint, chunk_log_probs, **options)
+    parts = [compute(*chunk) for chunk in zip(*chunks, strict=True)]
     log_probs, entropies = (torch.cat(part).view(targets.shape) for part in zip(*parts))
     return log_probs, entropies
 
 
 class Policy(nn.Module):
-    """`token_log_probs` as a module's forward pass, `model` being its one submodule.
+    """`token_log_probs` as the forward pass of a module around `model`.
 
-    DDP and FSDP work through hooks on the forward pass of the module they wrap. A call of
-    `token_log_probs(model, ...)` goes past the model's own forward pass, so they must wrap this.
-    With dtype torch.bfloat16 it computes in bfloat16 whatever the weights are in.
+    FSDP works through hooks on the forward pass of the module that it wraps. The function
+    `token_log_probs` does not call the model's own forward pass, so FSDP must wrap this module.
+    With dtype torch.bfloat16 it computes in bfloat16, whatever dtype the weights have.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
@@ -219,17 +220,17 @@ class Policy(nn.Module):
     def forward(self, input_ids: torch.Tensor, *args, entropy: bool = False, **kwargs):
         """Float32 [B, T], or with `entropy` a pair of these, as `token_log_probs`."""
         device, bfloat16 = input_ids.device.type, self.dtype == torch.bfloat16
-        # The cache would keep one bfloat16 copy of each weight: of all until the pass ends, and the
-        # output layer's would add up the gradients of all chunks in bfloat16.
+        # Autocast's cache would keep a bfloat16 copy of every weight until the pass ends, and the
+        # output layer's copy would add up the gradients of all chunks in bfloat16.
         with torch.autocast(device, torch.bfloat16, enabled=bfloat16, cache_enabled=False):
             pair = token_log_probs(self.model, input_ids, *args, **kwargs, entropy=True)
-        log_probs = pair[0].clone()  # not a view, on which FSDP's hooks could be lost
+        log_probs = pair[0].clone()  # FSDP's hooks could be lost on a view
         return (log_probs, pair[1]) if entropy else log_probs
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, or all of it if FSDP has spread it over the processes.
 
-    All processes must ask for it, and in the same order: each sends its part to the others.
+    Each process sends its part to the others, so all must ask for it, and in the same order.
     """
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

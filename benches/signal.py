@@ -23,10 +23,10 @@ Legend: N rollouts in the pool, D numbers of a sketch, G groups of n rollouts, m
 import argparse
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 
 import torch
 from torch import nn
+from torch.distributions import Binomial
 from torch.nn.functional import cosine_similarity, pad
 
 import train
@@ -78,23 +78,12 @@ def moments(gradients: torch.Tensor, right: torch.Tensor) -> Moments:
 def kept_right(rule: str, n: int, m: int, p: float) -> torch.Tensor:
     """The probabilities [m + 1] that k = 0..m of the m kept are right, if a rollout is with p."""
     if rule == "random":
-        return binomial(m, p)
-    k = right_of(rule, n, m)
-    return torch.zeros(m + 1, dtype=torch.float64).index_add_(0, k, binomial(n, p))
-
-
-@lru_cache
-def right_of(rule: str, n: int, m: int) -> torch.Tensor:
-    """How many of the m kept are right if u = 0..n of the n are, [n + 1]: ask the rule itself."""
-    rewards = (torch.arange(n + 1)[:, None] > torch.arange(n)).double()  # [n + 1, n], u ones
-    return rewards.gather(-1, RULES[rule](rewards, m)).sum(-1).long()
-
-
-def binomial(n: int, p: float) -> torch.Tensor:
-    """The probabilities [n + 1] of 0..n successes."""
-    count = torch.arange(n + 1, dtype=torch.float64)
-    p = torch.tensor(p, dtype=torch.float64)
-    return torch.distributions.Binomial(n, p).log_prob(count).exp()
+        n = m  # the m that are kept are independent draws, as all n are
+    u = torch.arange(n + 1)  # of the n are right
+    rewards = (u[:, None] > torch.arange(n)).double()  # [n + 1, n]
+    k = rewards.gather(-1, down_sample(rewards, m, rule)).sum(-1).long()  # [n + 1]: ask the rule
+    chance = Binomial(n, torch.tensor(p, dtype=torch.float64)).log_prob(u.double()).exp()
+    return torch.zeros(m + 1, dtype=torch.float64).index_add_(0, k, chance)
 
 
 def formula(of: Moments, rule: str, n: int, m: int) -> Signal:
@@ -201,9 +190,8 @@ def draw_pool(
     known, gradients, L = {}, [], ids.shape[1] - mask.shape[1]
     run.learner.optimizer.zero_grad()
     for row, T in enumerate(mask.sum(-1).tolist()):
-        tokens = tuple(ids[row, L : L + T].tolist())
+        one, tokens = slice(row, row + 1), tuple(ids[row, L : L + T].tolist())
         if tokens not in known:
-            one = slice(row, row + 1)
             inputs = ids[one, : L + T], attention[one, : L + T], T, config.temperature
             now = run.learner.policy(*inputs)  # [1, T]
             # An advantage of -1 gives a loss whose gradient is that of the log-probability.
@@ -227,7 +215,7 @@ def group_size(text: str) -> tuple[int, int]:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of this part."""
     add, sizes = parser.add_argument, [(16, 16), (64, 64), (64, 16), (64, 4)]
-    add("--prompts", type=int, default=6, help="held-out, with right and wrong answers at first")
+    add("--prompts", type=int, default=6, help="the first with right and wrong answers")
     add("--pool", type=int, default=1024, help="N, rollouts of each that stand for the policy")
     add("--groups", type=int, default=16_000, help="drawn from the pool for each number")
     add("--sizes", type=group_size, nargs="+", default=sizes, help="n x m, such as 64x16")
@@ -242,29 +230,25 @@ def signal(arguments: argparse.Namespace) -> dict:
     reward, selected by the total and by accuracy: the cosine is that between the expected gradient
     and accuracy's, of all n.
     """
-    run = Run(train_settings(arguments))
+    run, pools, size = Run(train_settings(arguments)), [], arguments.pool
     data = next(iter(run.eval_data.values()))
-    chosen, pools, step = [], [], 0
-    for age in range(0, arguments.ages * arguments.every, arguments.every):
-        while step < age:
-            step += 1
-            train.train_step(run, step)
-        found = []
-        for i in range(len(data.problems)) if age == 0 else chosen:
-            seed = run.seed(f"pool {i}", age)
-            pool = draw_pool(run, data.problems[i], data.prompt_ids[i], arguments.pool, seed)
+    for age in range(arguments.ages):
+        step, shown = age * arguments.every, 0
+        for before in range(step - arguments.every, step) if age else ():
+            train.train_step(run, before + 1)
+        for i, (problem, ids) in enumerate(zip(data.problems, data.prompt_ids)):
+            pool = draw_pool(run, problem, ids, size, run.seed(f"pool {i}", step))
             OTHERS.look()
             if pool is None:
                 continue
-            found.append(i)
-            row = {"steps": age, "prompt": data.problems[i].prompt}
+            row = {"steps": step, "prompt": problem.prompt}
             pools.append(row | compare(pool, arguments.sizes, arguments.groups))
-            print(table(f"after {age} steps, {row['prompt']}", pools[-1]["cases"]))
-            if len(found) == arguments.prompts:
+            print(table(f"after {step} steps, {problem.prompt}", pools[-1]["cases"]))
+            shown += 1
+            if shown == arguments.prompts:
                 break
-        chosen = chosen or found
     if not pools:
-        raise InputError(f"--pool {arguments.pool}: none has right and wrong answers, raise it")
+        raise InputError(f"--pool {size}: none has right and wrong answers, raise it")
     return {"config": asdict(run.config), "pools": pools}
 
 
@@ -274,18 +258,17 @@ def compare(pool: Pool, sizes: Iterable[tuple[int, int]], groups: int) -> dict:
     about = moments(pool.gradients, right)
     goal = pool.gradients[right].mean(0) - pool.gradients[~right].mean(0)  # [D]
     kinds = [(rule, "accuracy", "accuracy") for rule in COMPARED]
-    kinds += [("random", "total", "total")]
-    kinds += [("max_variance", "total", selection) for selection in ("total", "accuracy")]
+    kinds += [("random", "total", "total"), ("max_variance", "total", "total")]
+    kinds += [("max_variance", "total", "accuracy")]
     for n, m in sizes:
         # If nothing is left out all rules are one.
-        for rule, advantages, selection in kinds if m < n else [("random", "accuracy", "accuracy")]:
-            draw = torch.Generator().manual_seed(n * m)
-            rewards, seen = pool.rewards[advantages], pool.rewards[selection]
-            estimates = group_gradients(pool.gradients, rewards, seen, rule, n, m, groups, draw)
-            case = {"rule": rule, "n": n, "m": m, "advantages": advantages, "selection": selection}
-            case |= {"measured": measured(estimates).ratio, "formula": None}
-            case["cosine"] = cosine_similarity(estimates.mean(0), goal, 0).item()
-            if advantages == "accuracy":
-                case["formula"] = formula(about, rule, n, m).ratio
-            cases.append(case)
+        for rule, paid, seen in kinds if m < n else kinds[:1]:
+            draw, rewards = torch.Generator().manual_seed(n * m), pool.rewards
+            estimates = group_gradients(
+                pool.gradients, rewards[paid], rewards[seen], rule, n, m, groups, draw
+            )
+            expected = formula(about, rule, n, m).ratio if paid == "accuracy" else None
+            case = {"rule": rule, "n": n, "m": m, "advantages": paid, "selection": seen}
+            case |= {"measured": measured(estimates).ratio, "formula": expected}
+            cases.append(case | {"cosine": cosine_similarity(estimates.mean(0), goal, 0).item()})
     return asdict(about) | {"right": about.p, "cases": cases}

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from support.run import PHASES
+
 Curve = Sequence[tuple[float, float]]  # (time, accuracy), without the anchor at time 0
 FRACTION = 0.99  # of the baseline's best accuracy: the paper's measure of being there
 EXACT = (FRACTION,)
@@ -178,3 +180,33 @@ def bootstrap(
     drawn = [rng.choices(range(runs), k=runs) for _ in range(draws)]
     values = sorted(statistic(chosen) or 0.0 for chosen in drawn)
     return [values[int(0.025 * draws)], values[int(0.975 * draws)]]
+
+
+def standings(
+    arms: dict[str, Arm], spacing: float, baselines: Sequence[str]
+) -> dict[str, list[dict]]:
+    """What each arm `costs` and reaches, and how much it `gains` over the baselines: two tables.
+
+    Where no baseline races, the first arm is one.
+    """
+    costs, gains = [], []
+    for name, arm in arms.items():
+        runs = arm.best
+        seconds = {p: statistics.fmean(run.seconds[p] for run in runs) for p in PHASES}
+        final = [run.curve["accuracy"][-1] for run in runs]
+        error = statistics.stdev(final) / math.sqrt(len(final)) if len(final) > 1 else 0.0
+        row = {"arm": name, "lr": arm.best_rate, "s/step": sum(seconds.values())} | seconds
+        row["steps"] = round(statistics.fmean(run.curve["step"][-1] for run in runs))
+        idle = [run.curve["idle"][-1] / run.curve["step"][-1] for run in runs]
+        row["no signal"] = statistics.fmean(idle)
+        row["peak"] = float(common_grid(runs, spacing)[1].mean(0).max())
+        costs.append(row | {"final": statistics.fmean(final), "+-": error})
+        gains.append({"arm": name, "lr": arm.best_rate})
+        for baseline in [arm for arm in baselines if arm in arms] or list(arms)[:1]:
+            pair, other = (arms[baseline], arm, spacing), baseline != name
+            gains[-1] |= {
+                f"time vs {baseline}": compare(*pair) if other else None,
+                f"median vs {baseline}": compare(*pair, "time", FRACTIONS) if other else None,
+                f"step vs {baseline}": compare(*pair, "step") if other else None,
+            }
+    return {"costs": costs, "gains": gains}

@@ -19,7 +19,7 @@ from torch import nn
 
 import train
 from benches.measure import interleaved, ratio, table, train_settings
-from logprobs import target_log_probs, token_log_probs, whole_rows
+from logprobs import shared_prompts, target_log_probs, whole_rows
 from rollouts import Rollouts
 from support.learner import Learner
 from support.models import load_model
@@ -98,19 +98,20 @@ def prepare_pass(
     """A forward and backward pass of P*m rows, ready to be called; see `full_rollouts`.
 
     Args:
-        whole: read every row from its first token on; else as an update does it.
+        whole: read every row from its first token on; else each of the P prompts once, which an
+            update does where it pays.
     """
-    ids, mask = full_rollouts(model, P, m, L, T).sequences()  # [P*m, L+T]
+    rollouts = full_rollouts(model, P, m, L, T)
+    ids, mask = rollouts.sequences()  # [P*m, L+T]
     mask[-1, -1] = 0  # padded, as most micro-batches are: attention without a mask is faster
+    row = torch.arange(P, device=ids.device).repeat_interleave(m)  # [P*m], of its prompt
 
     def forward_and_backward() -> None:
         model.zero_grad()
-        if whole:
-            hidden = whole_rows(model, ids, mask, T)  # [P*m, T, hidden]
-            output = model.get_output_embeddings()
-            log_probs, _ = target_log_probs(output, hidden, ids[:, -T:], 1.0)  # [P*m, T]
-        else:
-            log_probs = token_log_probs(model, ids, mask, T)
+        once = () if whole else (rollouts.prompt_ids, row)
+        hidden = (whole_rows if whole else shared_prompts)(model, ids, mask, T, *once)
+        output = model.get_output_embeddings()
+        log_probs, _ = target_log_probs(output, hidden, ids[:, -T:], 1.0)  # [P*m, T]
         log_probs.sum().backward()
 
     return forward_and_backward

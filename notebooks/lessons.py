@@ -1,11 +1,13 @@
 """What the notebooks share: computed sentences and tables, exercises, stored races.
 
-A notebook holds what is learned from; what would only be scrolled past is here. Needs IPython. All
-are run and stored anew by `jupyter execute --inplace notebooks/*.ipynb`.
+    python -m notebooks.lessons notebooks/*.ipynb      # run them, and store what comes out
+
+A notebook holds what is learned from; what would only be scrolled past is here. Needs IPython.
 """
 
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -81,3 +83,20 @@ def how_it_was_made(result: dict) -> str:
         f"`{result['command']}` on {machine['cpu']}, {machine['cores']} cores ({load}), "
         f"torch {machine['torch']}, {machine['date']}."
     )
+
+
+def store_anew(path: Path) -> None:
+    """Run a notebook from top to bottom and store its outputs, without the times of its cells."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    about, where = notebook.metadata.copy(), {"metadata": {"path": path.parent}}
+    NotebookClient(notebook, timeout=None, record_timing=False, resources=where).execute()
+    notebook.metadata = about  # not the version of the Python that happened to run it
+    nbformat.write(notebook, path)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        store_anew(Path(name))

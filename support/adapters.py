@@ -11,7 +11,6 @@ weights rounded to the nearest number, which would lose most of a young adapter.
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -27,13 +26,13 @@ def add_lora(model: nn.Module, rank: int, seed: int = 0) -> nn.Module:
     """The model with a fresh float32 adapter of this rank on the seven projections, in place.
 
     Args:
-        rank: R; alpha = R. Without dropout, which would train another policy than was sampled.
-        seed: of A. Without one, two processes would start from different adapters.
+        rank: R; alpha = R. There is no dropout: it would train another policy than was sampled.
+        seed: decides A. It is the same in all processes, so that all start from one adapter.
 
     Raises:
         ValueError: the model has none of the seven projections.
     """
-    import peft  # here, because it takes seconds and the default does without
+    import peft  # here, because the import takes seconds and the default needs none
 
     present = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     if lacking := [name for name in PROJECTIONS if name not in present]:
@@ -44,7 +43,7 @@ def add_lora(model: nn.Module, rank: int, seed: int = 0) -> nn.Module:
         torch.manual_seed(seed)
         wrapped = peft.get_peft_model(model, config)
     for module in wrapped.modules():
-        # Autocast casts the input; peft would make, and keep, a float32 copy that is cast back.
+        # Autocast casts the input; peft would first make and keep a copy of it in float32.
         if hasattr(module, "cast_input_dtype_enabled"):
             module.cast_input_dtype_enabled = False
     return wrapped
@@ -73,7 +72,7 @@ def load_with_adapter(
     if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
         model.resize_token_embeddings(len(tokenizer))
     tied, output = model.config.tie_word_embeddings, model.get_output_embeddings()
-    if tied:  # take them apart: what is merged into one would be in both
+    if tied:  # take them apart, or what is merged into one would be in both
         output.weight = nn.Parameter(output.weight.detach().clone())
     wrapped = peft.PeftModelForCausalLM(model, config)
     found = wrapped.load_adapter(folder, "default")
@@ -83,11 +82,6 @@ def load_with_adapter(
     model.tie_weights()
     # peft reads whole layers that were trained, too, but calls their names unexpected.
     return model, found.missing_keys, [x for x in found.unexpected_keys if ".lora_" in x]
-
-
-def is_adapter(folder: str | Path) -> bool:
-    """Whether the folder holds an adapter, and not a model of its own."""
-    return Path(folder, "adapter_config.json").exists()
 
 
 @torch.no_grad()
@@ -109,12 +103,12 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def dithered(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    """float32 as bfloat16, rounded up or down by chance, the likelier the nearer.
+    """float32 as bfloat16, rounded up or down by chance; the nearer of the two is the likelier.
 
     Rounded to the nearest, a weight stays what it was until its update is half a step of bfloat16,
-    0.2% to 0.4% of it: the sampler would lose nearly all of a run's first updates. By chance, the
-    right share of a matrix's elements moves by a step. A weight that is a bfloat16 number stays
-    one, and the same seed is the same chance: the result is a function of the weights alone.
+    0.2% to 0.4% of it: the sampler would lose nearly all of a run's first updates. Rounded by
+    chance, the right share of a matrix's elements moves by a step. A weight that already is a
+    bfloat16 number stays as it is, and the same weights and seed always give the same result.
     """
     generator = torch.Generator(tensor.device).manual_seed(seed)
     chance = {"generator": generator, "device": tensor.device, "dtype": torch.int32}

@@ -16,10 +16,7 @@ from rewards import TAGS
 
 
 def worked_solution(prompt: str) -> str:
-    """The correct completion of a sum, column by column, lowest first.
-
-    `47+85=` -> `<think>7+5=12,4+8+1=13</think><answer>132</answer>`
-    """
+    """The correct completion of a sum, column by column, lowest first."""
     return _written(prompt, carry=lambda due: due)
 
 
@@ -72,11 +69,9 @@ def error_kind(prompt: str, completion: str) -> str:
 def _written(prompt: str, carry: Callable[[bool], bool]) -> str:
     """The completion of a sum in which `carry(due)` says whether a carry is written."""
     a, b = map(int, prompt.removesuffix("=").split("+"))
-    low = a % 10 + b % 10
+    low, high, carried = a % 10 + b % 10, a // 10 + b // 10, ""
     if carry(low >= 10):
-        high, carried = a // 10 + b // 10 + 1, "+1"
-    else:
-        high, carried = a // 10 + b // 10, ""
+        high, carried = high + 1, "+1"
     thought = f"{a % 10}+{b % 10}={low},{a // 10}+{b // 10}{carried}={high}"
     return f"<think>{thought}</think><answer>{_answer(carry(high >= 10), high, low)}</answer>"
 

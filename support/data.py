@@ -9,7 +9,7 @@ whenever and wherever it is asked for, so a run that goes on needs no generator 
 
 import hashlib
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -60,19 +60,13 @@ def load_data(
         raise InputError(f"--model {config.model}, --task {task}: {error}") from error
 
 
-def say_shared(trained: Sequence[Problem], tested: Mapping[str, Sequence[Problem]]) -> None:
-    """Say how many questions of each evaluation task, by its name, are also trained on."""
-
-    def plain(problem: Problem) -> str:
-        return " ".join(problem.prompt.split()).casefold()
-
-    known = set(map(plain, trained))
-    for name, problems in tested.items():
-        if shared := sum(plain(problem) in known for problem in problems):
-            say(
-                f"{shared} of {len(problems)} test questions of {name} are also trained on: its "
-                "accuracy is in part what was learned by heart"
-            )
+def say_shared(name: str, tested: Sequence[Problem], trained: Sequence[Problem]) -> None:
+    """Say how many questions of the evaluation task `name` are also trained on."""
+    known = {" ".join(problem.prompt.split()).casefold() for problem in trained}
+    shared = [p for p in tested if " ".join(p.prompt.split()).casefold() in known]
+    if shared:
+        asked = f"{len(shared)} of {len(tested)} test questions of {name}"
+        say(f"{asked} are also trained on: its accuracy is in part what was learned by heart")
 
 
 def derived_seed(*parts: object) -> int:

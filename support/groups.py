@@ -12,8 +12,9 @@ A row of groups.jsonl is one prompt of one step (1.6 kB for n = 64 and m = 16, 6
     kept, advantages      [m] indices, ascending, and the advantage of each of these
 
 A row of rollouts.jsonl is one rollout with its text: step, group, index (in the group), prompt,
-answer, completion, finished, the parts with `total`, kept. A group has up to four: best and worst
-kept, best and worst left out; of equals the first is best. groups.jsonl's numbers have 4 digits.
+answer, completion, finished, the parts with `total`, kept. A group has up to four such rows: best
+and worst kept, best and worst left out; among equal rewards the first counts as best. Numbers in
+groups.jsonl have 4 digits.
 """
 
 import math
@@ -26,7 +27,7 @@ from support.files import json_line
 from support.processes import Processes
 from support.tasks import Problem
 
-TEXT_BYTES = 50_000_000  # as long as a run's texts fit into this, those of each step are written
+TEXT_BYTES = 50_000_000  # while a run's texts fit into this, those of every step are written
 
 
 def logged(

@@ -22,7 +22,6 @@ from torch import nn
 from grpo import loss_normalizer
 from logprobs import Policy, check_output_layer, whole
 from rollouts import Rollouts
-from support.adapters import add_lora
 from support.errors import InputError
 from support.processes import Processes
 from support.settings import Config
@@ -31,21 +30,21 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW holds of each weight
 
 
 class Learner:
-    """Model, adapter, the KL's reference, the processes' common gradient, AdamW.
+    """The model, its adapter, the KL's reference, the processes' common gradient and AdamW.
 
     Args:
         model: on its device, from `load_model`; with `lora_rank` it is wrapped in place.
         config: the run's settings.
-        processes: whose gradients are averaged.
-        seed: of a fresh adapter.
+        processes: those whose gradients are averaged.
+        seed: decides a fresh adapter's random half.
 
     Attributes:
         model: the transformers model, or PEFT's around it; FSDP2 spreads its weights.
-        whole_model: the same, or a copy of it where that is spread: what can be sampled from.
-        policy: `logprobs.Policy` of it; with `shard` FSDP2 has wrapped it.
+        whole_model: what can be sampled from: `model`, or a whole copy where FSDP2 has spread it.
+        policy: `logprobs.Policy` of `model`; with `shard` FSDP2 has wrapped it.
 
     Raises:
-        InputError: a model that cannot be trained like this.
+        InputError: the model cannot be trained like this.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Learner:
             raise InputError(f"--model {config.model}: {error}") from error
         self._reference = None
         if config.beta > 0 and not config.lora_rank:
-            # The policy as it was loaded; with an adapter it is the model without it.
+            # With an adapter no copy is needed: the reference is the model without the adapter.
             self._reference = Policy(copy.deepcopy(model).eval(), dtype)
         if config.gradient_checkpointing:
             # transformers checkpoints only in train mode. That is safe: dropout was set to 0 when
@@ -67,12 +66,14 @@ class Learner:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.train()
         if config.lora_rank:
+            from support.adapters import add_lora  # most runs have none
+
             try:
                 self.model = add_lora(model, config.lora_rank, seed)
             except ValueError as error:
                 raise InputError(f"--lora-rank with --model {config.model}: {error}") from error
         processes.equalise(self.model)
-        # FSDP leaves each process a part of every weight, and nobody samples from that.
+        # FSDP leaves each process a part of every weight, and no sampler can use a part.
         parted = config.shard and config.sampler == "torch"
         self.whole_model = copy.deepcopy(self.model) if parted else self.model
         # Sharding replaces the weights, so the optimizer is made from those of the wrapped policy.
@@ -107,11 +108,11 @@ class Learner:
     def prepare(
         self, kept: Rollouts, advantages: torch.Tensor, max_new_tokens: int
     ) -> tuple[list["MicroBatch"], float]:
-        """An update's micro-batches, and the number by which every one's summed loss is divided.
+        """An update's micro-batches, and the number by which the sum of their losses is divided.
 
-        That number belongs to the whole update, not to a micro-batch. With several processes it is
-        the mean of what they count: each sums over its own tokens, and the mean of the processes'
-        gradients is then the gradient over all tokens.
+        The number belongs to the whole update, not to a micro-batch. With several processes it is
+        the mean of what they count: each process sums over its own tokens, and so the mean of the
+        processes' gradients is the gradient over all tokens.
 
         Args:
             kept: m rollouts of each of P prompts.
@@ -119,12 +120,12 @@ class Learner:
             max_new_tokens: the tokens a completion may have.
 
         Returns:
-            The micro-batches (none if there is nothing to learn from here) and the normaliser; 0.0
-            if there is nothing to learn from in any process.
+            The micro-batches (none if this process has nothing to learn from) and the normaliser
+            (0.0 if no process has).
         """
         config = self.config
         batches = micro_batches(kept, advantages, config)
-        counted = kept.mask  # [P, m, T]: groups without signal are part of the mean, though 0
+        counted = kept.mask  # [P, m, T]: groups without signal count, although their loss is 0
         if config.average_over == "signal":
             counted = counted[(advantages != 0).any(-1)]
         rows = counted.flatten(0, 1)
@@ -136,16 +137,16 @@ class Learner:
         return batches, sum(share for share, _ in shares) / len(shares) if most else 0.0
 
     def finish_gradient(self) -> float:
-        """Make the gradient that of all processes, scale it down to `max_grad_norm`.
+        """Average the gradient over all processes, and scale it down to `max_grad_norm`.
 
         Returns:
-            Its norm before that; not finite if any number of it is not.
+            The norm before it was scaled; not finite if any number of the gradient is not.
         """
         if not self.optimizer.state:
-            # The first step makes AdamW's moments. On a GPU torch would cut them from memory that
-            # activations have left, and no block that holds one could go back to vLLM.
+            # The first step makes AdamW's moments. On a GPU torch would cut them from blocks of
+            # memory that activations have left, and such a block could not go back to vLLM.
             torch.cuda.empty_cache()
-        if not self.config.shard:  # FSDP has averaged each micro-batch's already
+        if not self.config.shard:  # FSDP has averaged the gradient of each micro-batch already
             self.processes.average_gradients(self.weights())
         norm = nn.utils.clip_grad_norm_(self.weights(), self.config.max_grad_norm)
         return whole(norm).item()
@@ -190,7 +191,7 @@ class Learner:
 
 @dataclass
 class MicroBatch:
-    """Some sequences of an update, cut to the longest of them: b rows, one forward pass."""
+    """Some sequences of an update, cut to the longest of them: b rows in one forward pass."""
 
     input_ids: torch.Tensor  # [b, L+T]
     attention_mask: torch.Tensor  # [b, L+T]
@@ -208,9 +209,9 @@ class MicroBatch:
 def micro_batches(kept: Rollouts, advantages: torch.Tensor, config: Config) -> list[MicroBatch]:
     """The rollouts that have a gradient, in micro-batches of at most `config.micro_batch`.
 
-    Rollouts whose advantage is 0, above all groups without signal, have no gradient and are not
-    computed, but they stay in the normaliser: the gradient is the paper's, only cheaper. (A KL term
-    gives them a gradient, so with one they are computed.)
+    Rollouts whose advantage is 0, above all those of groups without signal, have no gradient and
+    are not computed. They stay in the normaliser, so the gradient is the paper's, only cheaper. A
+    KL term gives them a gradient, so with a KL term they are computed.
 
     Args:
         kept: m rollouts of each of P prompts.
@@ -235,10 +236,10 @@ def idle_batch(kept: Rollouts) -> MicroBatch:
 
 
 def cut(kept: Rollouts, advantages: torch.Tensor, rows: list[int]) -> MicroBatch:
-    """These rows of the B rollouts as a micro-batch; advantages [B]."""
+    """A micro-batch of these rows of the B rollouts; advantages [B]."""
     input_ids, attention_mask = kept.sequences()  # [B, L+T]
     mask = kept.mask.flatten(0, 1)[rows]  # [b, T]
-    L, T = kept.prompt_ids.shape[1], int(mask.sum(-1).max())  # what all have as padding goes
+    L, T = kept.prompt_ids.shape[1], int(mask.sum(-1).max())  # padding of all rows is cut
     return MicroBatch(
         input_ids[rows, : L + T],
         attention_mask[rows, : L + T],
@@ -253,15 +254,15 @@ def in_order(
 ) -> list[list[int]]:
     """The rows in micro-batches that compute few tokens, padding included.
 
-    Rows of like length together leave less padding; rows of one prompt together read it once (see
+    Rows of similar length together need less padding; rows of one prompt together read it once (see
     logprobs.py). Which saves more depends on the prompts, the lengths and the micro-batch's size,
-    so the tokens of both orders are counted. In both the longest row comes first, so that what does
-    not fit the memory shows at once.
+    so the tokens of both orders are counted. In both the longest row comes first, so that too
+    little memory shows at once.
 
     Args:
-        rows: those to compute, of the B rollouts.
-        lengths: tokens of each of the B completions.
-        m, L: rollouts and tokens of a prompt.
+        rows: the numbers of those of the B rollouts that are computed.
+        lengths: the tokens of each of the B completions.
+        m, L: the kept rollouts of a prompt, and its tokens.
         config: micro_batch and gradient_checkpointing are used.
     """
     longest = {}  # of each prompt's rows

@@ -5,8 +5,8 @@
     model, tokenizer = load_model("runs/.../model")             # of a run; an adapter comes merged
     check_stops(model, tokenizer)                               # a completion can end
 
-A check finds what otherwise trains for hours without a word. What cannot be used is an error in one
-line, with the remedy; what is only strange is said.
+A check finds what otherwise trains for hours without a word. A model that cannot be used ends in an
+error of one line, with the remedy; a model that is only unusual gets a warning.
 """
 
 import os
@@ -20,10 +20,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers import PreTrainedTokenizerBase as TokenizerBase
 
 from rollouts import eos_token_ids
-from support.adapters import is_adapter, load_with_adapter
 from support.errors import InputError, say
 
 EMBEDDED = {name: Path(__file__).with_name(name) for name in ("tiny_policy", "rare_policy")}
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Whether the folder holds an adapter, and not a model of its own."""
+    return Path(folder, "adapter_config.json").exists()
 
 
 def load_model(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, TokenizerBase]:
@@ -34,13 +38,15 @@ def load_model(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module
     """
     path = str(EMBEDDED.get(name, name))
     if Path(path).is_dir():
-        # An adapter's folder names it, and may be loaded from anywhere.
+        # A saved adapter names this folder, and may be loaded from another working directory.
         path = os.path.abspath(path)
     elif path.count("/") != 1 or path.startswith((".", "/", "~")):
         raise InputError(f"--model {name}: no such folder, and not a hub name such as owner/model")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         if is_adapter(path):
+            from support.adapters import load_with_adapter  # most runs have none
+
             model, *names = load_with_adapter(path, tokenizer, partial(load_weights, dtype=dtype))
             check_weights(model, *names)
         else:
@@ -50,8 +56,8 @@ def load_model(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module
         if Path(path, "model").is_dir():  # the folder of a run
             reason = f"did you mean {Path(path, 'model')}? ({reason})"
         raise InputError(f"--model {name}: {reason}") from error
-    # Dropout makes the policy that is trained another one than the policy that was sampled from.
-    # Some layers have a module for it, others only a number.
+    # With dropout the policy that is trained would not be the policy that was sampled from. Some
+    # layers have a module for dropout, others only a number.
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -62,7 +68,7 @@ def load_model(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module
 
 
 def load_weights(path: str, dtype: torch.dtype) -> nn.Module:
-    """A transformers model, every tensor of it from its files; otherwise OSError or ValueError.
+    """A transformers model; OSError or ValueError unless every tensor comes from its files.
 
     Left to itself, transformers draws what it does not find at random, and goes on.
     """
@@ -90,7 +96,7 @@ def check_weights(
             has no place for, and of those that have another shape in the model.
     """
     wrong = {"missing": missing, "unknown to the model": unknown, "of another shape": misshaped}
-    # The extremes of a tensor are NaN if any number is, and take no memory.
+    # The extremes of a tensor are NaN if any of its numbers is, and they take no memory.
     wrong["not finite"] = [
         name
         for name, weight in model.named_parameters()

@@ -20,12 +20,6 @@ from pathlib import Path
 from support.errors import InputError
 from support.tasks import Problem
 
-# Other numbers of a rollout or of an evaluation are logged under these names.
-TAKEN = {"total", "step", "task", "problem", "prompt", "answer", "completion", "finished", "length"}
-TAKEN |= {"read", "kept", "accuracy_se", "lenient_accuracy", "formed_accuracy"}
-TAKEN |= {"finished_accuracy", "truncated", "completion_length", "problems", "samples"}
-TAKEN |= {"group", "index"}
-
 
 @dataclass
 class OwnReward:

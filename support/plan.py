@@ -3,9 +3,9 @@
     print(dry_run(config, machine))           # the memory of a process, as a table
     vllm_sleeps = settle(config, machine)     # chooses --micro-batch where it is left open
 
-Memory is what an update is dear in, and why PODS trains on m of n rollouts. It is counted: a
-micro-batch runs forward and backward on tensors with sizes and no content (PyTorch's
-FakeTensorMode), and the bytes of each are added up for as long as it lives. That finds activations,
+Memory limits an update, and is one reason why PODS trains on m of n rollouts. Here it is counted: a
+micro-batch runs forward and backward on tensors that have sizes and no content (PyTorch's
+FakeTensorMode), and the bytes of each tensor count for as long as it lives. That finds activations,
 what checkpointing computes again, logits, bfloat16 copies of weights, and the second set of
 gradients that the backward pass holds where prompts are read once. Left out: time; vLLM on a CPU.
 
@@ -40,7 +40,7 @@ IN_GENERATION, IN_UPDATE, VLLM = "in generation", "in the update", "vLLM's share
 
 
 def architecture(name: str) -> PreTrainedConfig:
-    """The layers, widths and vocabulary of `--model`; an adapter's are its base model's."""
+    """The layers, widths and vocabulary of `--model`; for an adapter, those of its base model."""
     if name in SHAPES:
         return AutoConfig.for_model(**SHAPES[name])
     adapter = Path(name, "adapter_config.json")
@@ -50,19 +50,28 @@ def architecture(name: str) -> PreTrainedConfig:
 
 
 def longest(shape: PreTrainedConfig, config: Config) -> tuple[int, int]:
-    """S and T of the longest sequence: as asked for, or what the model's positions leave."""
+    """S and T of the longest sequence: as asked for, or what the model's positions leave.
+
+    Raises:
+        InputError: --max-new-tokens leaves no position for a prompt.
+    """
     T = config.max_new_tokens or 512
     S = config.max_prompt_tokens + T
     S = min(S, getattr(shape.get_text_config(), "max_position_embeddings", None) or S)
+    if config.max_new_tokens and S <= T:
+        raise InputError(
+            f"--max-new-tokens {T} and a prompt do not fit the model's {S} positions: lower "
+            "--max-new-tokens"
+        )
     return S, min(T, S - 1)
 
 
 def sizes_of(shape: PreTrainedConfig, config: Config) -> nn.Module:
-    """The model that `config` trains, for all that PyTorch's operations can tell on a CPU.
+    """The model that `config` trains, with sizes alone: PyTorch takes it for a model on a CPU.
 
-    (On the meta device they choose other kernels: attention would make all S*S scores.)
+    (For the meta device PyTorch chooses other kernels: attention would make all S*S scores.)
     """
-    # As in a run: what is trained is stored in float32, what is not as it is computed with.
+    # As in a run, what is trained is stored in float32, and the rest in the dtype of computation.
     stored = getattr(torch, config.dtype) if config.lora_rank else torch.float32
     with torch.device("meta"):
         base = AutoModelForCausalLM.from_config(shape, dtype=stored).train()
@@ -76,9 +85,9 @@ def sizes_of(shape: PreTrainedConfig, config: Config) -> nn.Module:
 
 
 class Allocations(TorchDispatchMode):
-    """The `peak` of the bytes of all tensors that are used or made while it is entered.
+    """While it is entered, counts the bytes of all tensors that are used or made: now, and at most.
 
-    (torch's MemTracker takes neither frozen weights nor a layer that is called twice in a pass.)
+    (torch's MemTracker fails on frozen weights, and on a layer that is called twice in a pass.)
     """
 
     def __init__(self) -> None:
@@ -106,11 +115,11 @@ class Allocations(TorchDispatchMode):
 
 
 def update_bytes(model: nn.Module, config: Config, b: int) -> int:
-    """The most that a micro-batch of b of the longest sequences has: weights, gradients and all."""
+    """The most bytes, weights and gradients among them, of b of the longest sequences at once."""
     S, T = longest(model.config, config)
     ids = (torch.arange(b) % config.prompts_per_step)[:, None].repeat(1, S)  # [b, S]
     mask = torch.ones_like(ids)  # [b, S]
-    mask[:, 0] = 0  # padded, as most micro-batches are: attention without a mask takes less
+    mask[:, 0] = 0  # most micro-batches have padding, and attention without a mask takes less
     inputs, bfloat16 = (model, ids, mask, T), config.dtype == "bfloat16"
     groups = distinct_prompts(*inputs)
     with SIZES_ONLY, Allocations() as allocations:
@@ -136,6 +145,8 @@ def plan(config: Config, machine: Machine) -> dict[str, int]:
     try:
         model = sizes_of(architecture(config.model).get_text_config(), config)
         counted = update_bytes(model, config, b)
+    except InputError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise InputError(f"--model {config.model}: its memory is not known: {reason}") from error

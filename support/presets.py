@@ -47,11 +47,8 @@ ONE_GPU = {
     "reward_weights": (1.0, 0.1, 0.1),
     "sampler": "vllm",
     "minutes": 360.0,  # where the figures end
-    # Ours. These three decide memory and speed, and no result. Without checkpointing a prompt is
-    # read once, and no layer computed twice.
+    # Ours. It decides memory and speed, and no result.
     "micro_batch": 8,
-    "gradient_checkpointing": False,
-    "gpu_memory_utilization": 0.3,
     "eval_every": 180,  # about half an hour, as often as the paper wrote checkpoints
     "eval_problems": 0,  # all
 }
@@ -67,9 +64,7 @@ EIGHT_GPUS = ONE_GPU | {
     "max_new_tokens": 1024,
     "reward_weights": (1.0, 1.0, 1.0),
     "minutes": 30.0,
-    # Ours.
-    "eval_every": 10,
-    "save_every": 20,  # a checkpoint holds 12 bytes a weight
+    "eval_every": 10,  # ours
 }
 PRESETS: dict[str, dict[str, object]] = {
     "cpu": {},
@@ -90,6 +85,8 @@ PRESETS: dict[str, dict[str, object]] = {
     # vLLM's share holds more than its weights and a few rollouts.
     | {"shard": True, "gpu_memory_utilization": 0.6},
 }
+# Of rewards that are 0 or 1 the maximum of the variance is half right, half wrong.
+ADA = {"rule": "max_variance", "select_by": "accuracy", "advantages": "all"}
 # What each rival changes of a run with these n, m and prompts a step P. Every one of them trains on
 # P * m rollouts a step as the run did, except GRPO-GA, which trains on all P * n.
 RIVALS: dict[str, Callable[[int, int, int], dict[str, object]]] = {
@@ -98,12 +95,7 @@ RIVALS: dict[str, Callable[[int, int, int], dict[str, object]]] = {
     "reinforce": lambda n, m, P: {"n": m, "scale": "none"},
     "2-grpo": lambda n, m, P: {"n": 2, "m": 2, "prompts_per_step": max(1, P * m // 2)},
     "cppo": lambda n, m, P: {"rule": "max_advantage", "advantages": "all"},
-    # Of rewards that are 0 or 1 the maximum of the variance is half right, half wrong.
-    "reinforce-ada": lambda n, m, P: {
-        "rule": "max_variance",
-        "select_by": "accuracy",
-        "advantages": "all",
-    },
+    "reinforce-ada": lambda n, m, P: ADA,
     "maxrl": lambda n, m, P: {"n": m, "scale": "mean"},
 }
 MEANINGS = {  # for --help
@@ -180,14 +172,9 @@ class Parser(argparse.ArgumentParser):
 
 def parse(argv: list[str] | None, description: str = "") -> tuple[Config, argparse.Namespace]:
     """The configuration, and all flags: also those that are no settings, out, resume and so on."""
-    parser = Parser(
-        usage="python train.py [--preset NAME ...] [flags]",
-        description=description,
-        epilog=choices(),
-        formatter_class=partial(
-            argparse.RawDescriptionHelpFormatter, max_help_position=32, width=100
-        ),
-    )
+    layout = partial(argparse.RawDescriptionHelpFormatter, max_help_position=32, width=100)
+    usage = "python train.py [--preset NAME ...] [flags]"
+    parser = Parser(usage=usage, description=description, epilog=choices(), formatter_class=layout)
     known = {"nargs": "+", "metavar": "NAME", "choices": [*PRESETS, *RIVALS], "default": []}
     parser.add_argument("--preset", **known, help="settings to start from, listed below")
     for field in fields(Config):
@@ -208,12 +195,10 @@ def parse(argv: list[str] | None, description: str = "") -> tuple[Config, argpar
             options["metavar"] = {int: "N", float: "X", str: "NAME"}[type_]
         group.add_argument(flag(field.name), type=type_, **options)
     group.add_argument("--out", type=Path, help="folder of the run (default: runs/ and the time)")
-    for name, meaning in (
-        ("--resume", "go on with the run in --out"),
-        ("--dry-run", "only print the settings, the plan and its memory"),
-        ("--eval-only", "only evaluate --model on --task"),
-    ):
-        group.add_argument(name, action="store_true", help=meaning)
+    only = partial(group.add_argument, action="store_true")
+    only("--resume", help="go on with the run in --out")
+    only("--dry-run", help="only print the settings, the plan and its memory")
+    only("--eval-only", help="only evaluate --model on --task")
     command = parser.parse_args(argv)
     if command.resume and command.eval_only:
         raise InputError("--eval-only evaluates --model: give --model OUT/model, not --resume")

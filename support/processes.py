@@ -10,19 +10,19 @@
     processes.on_first(write_file)                # one process writes, all learn how it went
 
 Each process has its own prompts, random numbers and sampler; all that they share is the gradient.
-Plain torch.distributed, the same code over gloo on CPUs and NCCL on GPUs.
+This is plain torch.distributed, the same code over gloo on CPUs and NCCL on GPUs.
 
-Without DistributedDataParallel: DDP keeps gradients in buffers of its own, and micro-batches whose
-gradients are not sent yet add up beside those buffers, so that each gradient is held twice. Here
-gradients add up in place and are averaged once, after the last micro-batch. What that gives up:
-DDP sends the first gradients while the others are still computed. For a 3B model (12 GB of
+It is not DistributedDataParallel: DDP keeps gradients in buffers of its own, and micro-batches
+whose gradients are not sent yet add up beside those buffers, so each gradient is held twice. Here
+gradients add up in place and are averaged once, after the last micro-batch. The price is that DDP
+would send the first gradients while the others are still computed: for a 3B model (12 GB of
 gradients) over NVLink that is by arithmetic about 0.1 s of a step of 13 s.
 
 Left out: pipeline and tensor parallelism, which no model of the paper's size needs for training.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 import torch
@@ -35,9 +35,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from logprobs import whole
 from support.errors import InputError
 
-# A launcher sets all four. One alone may be a cluster's, and says nothing about this program.
+# A launcher sets all four. A cluster may set one of them, which says nothing about this program.
 LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
-# Which process this is: needed before the processes have found each other.
+# The number of this process, which is needed before the processes have found each other.
 RANK = int(os.environ["RANK"]) if LAUNCHED else 0
 
 
@@ -61,17 +61,17 @@ class Processes:
             torch.cuda.set_device(self.device)
         # A group of one process is not ours: vLLM makes one, even alone.
         if self.count > 1 and not dist.is_initialized():
-            # Small things are exchanged by CPU, gradients by GPU. All others wait for hours while
-            # the first process writes a large model to a slow disk.
+            # Small things are exchanged by CPU, gradients by GPU. The timeout is long because all
+            # others wait while the first process writes a large model, perhaps to a slow disk.
             backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=timedelta(hours=2))
 
     # -- one policy, one gradient
 
     def equalise(self, model: nn.Module) -> None:
-        """Give all processes the first one's weights: from one start, equal steps keep them equal.
+        """Give all processes the first one's weights; equal steps keep them equal.
 
-        Without this a folder that differs between two machines would train two policies.
+        Without this, a folder that differs between two machines would train two policies.
         """
         if self.count > 1:
             for tensor in [*model.parameters(), *model.buffers()]:
@@ -95,20 +95,16 @@ class Processes:
         for weight in used:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-        for piece in pieces([weight.grad for weight in used]):
-            flat = torch.cat([gradient.flatten() for gradient in piece])
-            dist.all_reduce(flat)
-            parts = flat.div_(self.count).split([gradient.numel() for gradient in piece])
-            for gradient, part in zip(piece, parts):
-                gradient.copy_(part.view_as(gradient))
+            dist.all_reduce(weight.grad)
+            weight.grad /= self.count
 
     def shard(self, policy: nn.Module) -> nn.Module:
         """The policy with its weights spread over the processes by FSDP2 (`--shard`).
 
         Every process keeps 1/count of weights, gradients and moments, and gathers a layer's weights
         while it computes the layer. After every micro-batch each process gets its part of the mean
-        gradient (reduce-scatter), so that nobody ever holds a whole gradient. Processes therefore
-        make equally many passes.
+        gradient (reduce-scatter), so that no process ever holds a whole gradient. Processes
+        therefore make equally many passes.
 
         Args:
             policy: `logprobs.Policy`, which makes the whole computation one forward pass: FSDP
@@ -142,7 +138,7 @@ class Processes:
     # -- what is exchanged
 
     def gather(self, thing: object) -> list:
-        """Everyone's `thing`, by rank, for everyone. It is pickled: keep it small."""
+        """The `thing` of every process, by rank, for all. It is pickled: keep it small."""
         if self.count == 1:
             return [thing]
         things = [None] * self.count
@@ -172,16 +168,16 @@ class Processes:
 
     def any(self, asked: bool) -> bool:
         """Whether any process says yes. All must ask, at the same place."""
-        return any(self.gather(asked)) if self.count > 1 else asked
+        return any(self.gather(asked))
 
     def on_first(self, work: Callable[[], object], send: bool = True) -> object:
-        """Let the first process do it; its result is that of all processes.
+        """Let the first process do `work`; its result is that of all processes.
 
-        One process alone writes files. If it failed alone, the others would wait for it forever: it
-        raises its error, and they end without a word.
+        If the first process failed alone, the others would wait for it forever. So it raises its
+        error, and the others end without a word.
 
         Args:
-            send: False: the result stays with the first process, the others get None.
+            send: if False, the result stays with the first process, and the others get None.
         """
         result, error = None, None
         if self.first:
@@ -206,21 +202,8 @@ class Processes:
             dist.destroy_process_group()
 
 
-def pieces(gradients: Sequence[torch.Tensor], size: int = 25_000_000) -> Iterator[list]:
-    """The gradients in order, together up to `size` numbers (100 MB in float32) a piece."""
-    piece, numbers = [], 0
-    for gradient in gradients:
-        if piece and numbers + gradient.numel() > size:
-            yield piece
-            piece, numbers = [], 0
-        piece.append(gradient)
-        numbers += gradient.numel()
-    if piece:
-        yield piece
-
-
 class Largest(float):
-    """A number of which, over the processes, the largest counts."""
+    """A number that becomes the largest of the processes' numbers, not their mean."""
 
 
 def combined(rows: Sequence[dict]) -> dict:
@@ -228,8 +211,8 @@ def combined(rows: Sequence[dict]) -> dict:
     lists are joined.
 
     Seconds are averaged too: every process takes part in every update, so all need equally long,
-    and a process that waits for the others does that in `update`. None, where a process has no
-    such number, does not count.
+    and a process that waits for the others does so in `update`. A process that has no such number
+    gives None, which does not count.
     """
     row = {}
     for name in rows[0]:

@@ -3,8 +3,8 @@
     rehearsal = Rehearsal(run)          # an error in one line, or nothing
     rehearsal.after(step, row)          # after every step: the sampler still is the trainer's
 
-A sampler computes the trainer's policy by other means: with a cache, or in another program. Whether
-it really does is seen from numbers that both give, the log-probs of a few sampled tokens. They
+A sampler computes the trainer's policy by other means: with a cache, or in another program. Both
+give log-probs of the sampled tokens, so a few of them show whether it is the same policy. They
 differ by 1e-6 in float32 where all is well, and by 0.5 where a recurrent layer has lost its state,
 or an engine has other kernels or acts on old weights. So no list of architectures is needed.
 """
@@ -32,7 +32,7 @@ TOKENS = 16  # of each completion that is tried
 
 
 def precision(config: Config, device: str) -> str:
-    """What sampler and trainer compute in, of the two the rougher."""
+    """What sampler and trainer compute in: the rougher of the two."""
     in_tf32 = config.sampler == "vllm" and device == "cuda" and config.dtype == "float32"
     return "TF32" if in_tf32 else config.dtype
 
@@ -50,7 +50,7 @@ class Rehearsal:
             say(f"float32 with vLLM on a GPU is TF32: log-probs may be {BOUND['TF32']:g} apart")
         self._compare("before the first step")
         if run.learner:
-            with tempfile.TemporaryDirectory() as folder:  # all but the weights
+            with tempfile.TemporaryDirectory() as folder:  # everything except the weights
                 save = partial(save_model, run.model, run.tokenizer, Path(folder, "model"), {})
                 run.processes.on_first(save)
 

@@ -16,7 +16,6 @@ import torch
 
 from rewards import score
 from rollouts import TorchSampler, max_positions
-from support import own_reward
 from support.data import Data, derived_seed, load_data, say_shared
 from support.errors import InputError, explained, say
 from support.learner import Learner
@@ -25,7 +24,6 @@ from support.presets import this_machine
 from support.processes import Processes
 from support.settings import REWARD_PARTS, Config, part_and_weight, task_and_folder
 from support.tasks import Problem, opens_think
-from support.vllm import VLLMSampler
 
 PHASES = ("generate", "score", "select", "update", "sync")
 
@@ -57,13 +55,19 @@ class Run:
             from support.plan import settle  # here, because a run on a CPU does without
 
             self.vllm_sleeps = settle(config, this_machine(self.processes.count))
-        self.own_rewards = [own_reward.load(*part_and_weight(part)) for part in config.reward]
+        self.own_rewards = []
+        if config.reward:
+            from support.own_reward import load
+
+            self.own_rewards = [load(*part_and_weight(part)) for part in config.reward]
         # What is trained is stored in float32: in bfloat16 an update of 5e-6 to a weight of 0.02 is
         # rounded away. Only weights that stay as they are may be stored as they are computed with.
         trains_all, dtype = train and not config.lora_rank, getattr(torch, config.dtype)
         stored = torch.float32 if trains_all else dtype
         self.model, self.tokenizer = load_model(config.model, stored)
         self.parameters = self.model.num_parameters()
+        if self.model.device.type == "cpu" and self.parameters > 500_000_000:
+            say("no GPU is found (torch.cuda.is_available() is False): on the CPU this takes days")
         fastest = 1 if self.parameters < 10_000_000 else torch.get_num_threads()
         torch.set_num_threads(config.threads or fastest)
         longest_prompt = self._load_data(train)
@@ -93,8 +97,8 @@ class Run:
         if train:
             self.train_data = load_data(config.task, "train", None, *of_model)
             every.append(self.train_data)
-            tested = {name: data.problems for name, data in self.eval_data.items()}
-            say_shared(self.train_data.problems, tested)
+            for name, data in self.eval_data.items():
+                say_shared(name, data.problems, self.train_data.problems)
         self.opens_think = opens_think(self.tokenizer, every[-1].prompt_ids[0])
         # A reward of one's own that fails should do so now: on an empty text, and on a good one.
         problem = every[-1].problems[0]
@@ -102,7 +106,7 @@ class Run:
         return max(len(ids) for data in every for ids in data.prompt_ids)
 
     def _max_new_tokens(self, longest_prompt: int) -> int:
-        """As asked for, or what the model's positions leave."""
+        """T as asked for, or what the model's positions leave."""
         limit = max_positions(self.model)
         room = (limit or math.inf) - longest_prompt
         wanted = self.config.max_new_tokens or min(512, max(room, 0))
@@ -113,16 +117,17 @@ class Run:
             )
         return int(wanted)
 
-    def _sampler(self, max_length: int) -> TorchSampler | VLLMSampler:
+    def _sampler(self, max_length: int):
         """`max_length`: the tokens that the longest prompt and completion may have together."""
         dtype, share = getattr(torch, self.config.dtype), self.config.gpu_memory_utilization
         if self.config.sampler == "torch":
             model = self.learner.whole_model if self.learner else self.model
             return TorchSampler(model, self.tokenizer, dtype)
+        from support.vllm import VLLMSampler
+
         try:
-            return VLLMSampler(
-                self.model, self.tokenizer, max_length, dtype, share, self.vllm_sleeps
-            )
+            sleeps = self.vllm_sleeps
+            return VLLMSampler(self.model, self.tokenizer, max_length, dtype, share, sleeps)
         except Exception as error:  # an engine has many ways to say that it lacks an architecture
             if explained(error):
                 raise
@@ -133,8 +138,6 @@ class Run:
     def description(self) -> str:
         """What is trained on what, in three lines."""
         config, N, device = self.config, self.processes.count, self.model.device
-        if device.type == "cpu" and self.parameters > 500_000_000:
-            say("no GPU is found (torch.cuda.is_available() is False): on the CPU this takes days")
         trained = sum(w.numel() for w in self.model.parameters() if w.requires_grad)
         weights = "weights spread over them" if config.shard else "each with all weights"
         each = f" in each of {N} processes ({weights})" if N > 1 else ""

@@ -17,15 +17,18 @@ from typing import get_args, get_origin
 
 import torch
 
-from grpo import LOSS_TYPES
+from grpo import LOSS_TYPES, SCALES
 from pods import RULES
 from rewards import DEFAULT_WEIGHTS
 from support.errors import InputError
-from support.own_reward import TAKEN
 
 REWARD_PARTS = tuple(DEFAULT_WEIGHTS)
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")  # and the packages that they need
 DEFAULT_STEPS = 200
+# Other numbers of a rollout or of an evaluation are logged under these names.
+TAKEN = {"total", "step", "task", "problem", "prompt", "answer", "completion", "finished", "length"}
+TAKEN |= {"read", "kept", "accuracy_se", "lenient_accuracy", "formed_accuracy", "group", "index"}
+TAKEN |= {"finished_accuracy", "truncated", "completion_length", "problems", "samples"}
 LOWEST_TEMPERATURE = 0.01  # of vLLM: below it, vLLM samples at this one and says nothing
 
 
@@ -47,21 +50,16 @@ class Config:
     m: int = option(16, "rollouts of each prompt that are trained on; m = n is plain GRPO")
     rule: str = option("max_variance", "which m of the n are kept", RULES)
     select_by: str = option("total", "the reward that the rule sees; a part, or the paper's: total")
-    advantages: str = option(
-        "kept", "normalised over the m kept, or over all n before the selection", ("kept", "all")
-    )
+    advantages: str = option("kept", "normalised over the m kept, or over all n", ("kept", "all"))
     scale: str = option(
-        "std",
-        "what divides advantages: the group's deviation, its mean reward, nothing",
-        ("std", "mean", "none"),
+        "std", "what divides advantages: the group's deviation, its mean reward, nothing", SCALES
     )
     average_over: str = option(
         "all", "the loss is the mean over all groups, or over those with signal", ("all", "signal")
     )
     mask_truncated: bool = option(False, "rollouts cut off before their end add no loss (DAPO)")
     reward_weights: tuple[float, ...] = option(
-        tuple(DEFAULT_WEIGHTS.values()),
-        "accuracy, format and tag count; default: 1 0.1 0.1",
+        tuple(DEFAULT_WEIGHTS.values()), "accuracy, format and tag count; default: 1 0.1 0.1"
     )
     reward: tuple[str, ...] = option(
         (), "weights of parts by name: format=0, or mine.py:brevity=0.2, a function of your own"
@@ -72,18 +70,12 @@ class Config:
     temperature: float = option(1.0, "of sampling, in training and evaluation alike", above=0)
     loss_type: str = option("dapo", "how tokens are averaged, see grpo.py", LOSS_TYPES)
     epochs: int = option(1, "optimiser steps on each batch of kept rollouts", at_least=1)
-    clip: float = option(
-        0.2, "clip range of the probability ratio; acts from the second epoch on", at_least=0
-    )
-    beta: float = option(
-        0.0, "weight of the KL to the initial policy; 0 needs no reference model", at_least=0
-    )
+    clip: float = option(0.2, "clip range of the ratio; acts from the second epoch on", at_least=0)
+    beta: float = option(0.0, "weight of the KL to the initial policy; 0: no reference", at_least=0)
     importance_cap: float | None = option(
         None, "largest weight that corrects for the sampler; 0: off; default: 2 with vllm, else 0"
     )
-    lr: float = option(
-        3e-4, "AdamW's learning rate after the warm-up; 5e-6 for a 3B model", above=0
-    )
+    lr: float = option(3e-4, "AdamW's learning rate after warm-up; 5e-6 for a 3B model", above=0)
     warmup_steps: int = option(5, "steps over which the learning rate rises to --lr", at_least=0)
     adam_beta2: float = option(0.95, "decay of AdamW's second moment", at_least=0, below=1)
     weight_decay: float = option(0.0, "AdamW's decoupled weight decay", at_least=0)
@@ -95,61 +87,38 @@ class Config:
     )
     data: str | None = option(None, "folder with train.jsonl and test.jsonl, instead of the hub")
     model: str = option("tiny_policy", "folder or hub name; embedded: tiny_policy, rare_policy")
-    lora_rank: int = option(
-        0, "train an adapter of this rank (the paper: 64); 0: all weights", at_least=0
-    )
+    lora_rank: int = option(0, "rank of an adapter (the paper: 64); 0: all weights", at_least=0)
     merge: bool = option(False, "with --lora-rank, write the merged model too, to merged/")
-    sampler: str = option(
-        "torch", "what generates the rollouts; vllm for models above 100M", ("torch", "vllm")
-    )
+    sampler: str = option("torch", "what generates; vllm for models above 100M", ("torch", "vllm"))
     max_prompt_tokens: int = option(512, "longer prompts are dropped", at_least=1)
     max_new_tokens: int | None = option(
         None, "longest completion; default: 512, or what the model's positions leave", at_least=1
     )
 
     micro_batch: int | None = option(
-        None,
-        "sequences a forward and backward pass; default: 64, on a GPU as many of them as fit",
-        at_least=1,
+        None, "sequences a forward and backward pass; default: 64, on a GPU what fits", at_least=1
     )
-    gradient_checkpointing: bool = option(
-        False, "keep less for the backward pass and compute it again: slower, far less memory"
-    )
+    gradient_checkpointing: bool = option(False, "compute layers twice: slower, far less memory")
     dtype: str | None = option(
         None, "of computation; default: float32; vllm on a GPU: bfloat16", ("float32", "bfloat16")
     )
     gpu_memory_utilization: float = option(
-        0.3,
-        "share of the GPU that vLLM takes while it generates; raise if n is large",
-        above=0,
-        below=1,
+        0.3, "share of the GPU that vLLM takes; raise if n is large", above=0, below=1
     )
-    shard: bool = option(
-        False, "with several processes: spread weights, gradients and moments over them (FSDP2)"
-    )
+    shard: bool = option(False, "spread weights, gradients, moments over all processes (FSDP2)")
 
     steps: int | None = option(
-        None,
-        f"stop after this many steps; default: {DEFAULT_STEPS} unless --minutes is given",
-        at_least=1,
+        None, f"steps to stop after; default: {DEFAULT_STEPS} unless --minutes is given", at_least=1
     )
-    minutes: float | None = option(
-        None, "stop after this much training time, evaluation excluded", above=0
-    )
+    minutes: float | None = option(None, "of training to stop after, without evaluation", above=0)
     seed: int = option(0, "of prompts, rollouts and the random rule")
     eval_every: int = option(10, "steps between evaluations; 0: only before and after", at_least=0)
-    eval_problems: int = option(
-        1024, "held-out problems an evaluation uses at most; 0: all", at_least=0
-    )
+    eval_problems: int = option(1024, "most held-out problems of an evaluation; 0: all", at_least=0)
     eval_samples: int = option(1, "completions for each of them; 8 gives pass@8", at_least=1)
-    save_every: int = option(
-        20, "steps between checkpoints; what a killed run loses at most", at_least=1
-    )
+    save_every: int = option(20, "steps between checkpoints; the most a kill loses", at_least=1)
     tracker: str = option("none", "also log there", TRACKERS)
     threads: int | None = option(
-        None,
-        "CPU threads; default: 1 for models below 10M parameters, else torch's choice",
-        at_least=1,
+        None, "CPU threads; default: 1 for models below 10M, else torch's choice", at_least=1
     )
 
     def __post_init__(self) -> None:
@@ -229,8 +198,8 @@ def check(config: Config) -> None:
     if config.merge and not config.lora_rank:
         raise InputError("--merge: there is nothing to merge without --lora-rank")
     if config.tracker != "none" and find_spec(config.tracker) is None:
-        hint = f"pip install {config.tracker}"
-        raise InputError(f"--tracker {config.tracker} is not installed: {hint}")
+        name = config.tracker
+        raise InputError(f"--tracker {name} is not installed: pip install {name}")
     tasks = [task_and_folder(spec)[0] for spec in config.eval_task]
     if len(set(tasks)) < len(tasks):
         raise InputError(f"--eval-task {' '.join(config.eval_task)}: names one task twice")

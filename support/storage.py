@@ -26,8 +26,8 @@ from pathlib import Path
 from torch import nn
 
 from support import files
-from support.adapters import is_adapter, merged_weights
 from support.errors import InputError, say
+from support.models import is_adapter
 from support.page import write_page
 from support.run import Run
 from support.settings import Config
@@ -213,15 +213,18 @@ class Folder:
     def save_models(self) -> None:
         """model/, and merged/ if it is asked for. An adapter is written without its model."""
         learner, config = self.run.learner, self.config
+        if config.lora_rank:
+            from support.adapters import merged_weights  # most runs have none
+
+            base = learner.model.get_base_model()
         if not config.lora_rank:
             self._save_model("model", learner.model, learner.model.state_dict().items())
         elif is_adapter(config.model):
             # An adapter on top of an adapter is no folder that anyone could load.
-            self._save_model("model", learner.model.get_base_model(), merged_weights(learner.model))
+            self._save_model("model", base, merged_weights(learner.model))
         else:
             self._save_model("model", learner.model, learner.trained().items())
         if config.merge:
-            base = learner.model.get_base_model()
             self._save_model("merged", base, merged_weights(learner.model))
 
     def _save_model(self, name: str, model: nn.Module, weights: Iterable) -> None:

@@ -5,10 +5,9 @@
     problems = load_task("sums.jsonl", "train")            # your own `question` and `answer`
     problems, prompt_ids = encode(problems, tokenizer)     # rendered by the chat template
 
-A problem that cannot be rewarded only costs rollouts, so both checks are made here, once, before
-any training: a reference answer that cannot be graded and a prompt that is too long are dropped,
-counted and said. Nothing is ever cut: half a question is another question, and a chat template
-without its first token is another language.
+A problem that cannot be rewarded only costs rollouts: a reference answer that cannot be graded and
+a prompt that is too long are dropped, counted and said. Nothing is ever cut: half a question is
+another question, and a chat template without its first token is another language.
 """
 
 import hashlib
@@ -44,7 +43,7 @@ class Problem:
 
 
 def _gsm8k(row: Mapping) -> Problem:
-    return Problem(_field(row, "question"), _after_hashes(_field(row, "answer")) or "")
+    return Problem(_field(row, "question"), _after_hashes(_field(row, "answer"), ""))
 
 
 def _math(row: Mapping) -> Problem:
@@ -74,9 +73,8 @@ def _sciknoweval(row: Mapping) -> Problem | None:
 
 def _own(row: Mapping) -> Problem:
     question, answer = _field(row, "question"), _field(row, "answer")
-    gold = _after_hashes(answer)
     others = {name: row[name] for name in row if name not in ("question", "answer")}
-    return Problem(question, answer.strip() if gold is None else gold, others)
+    return Problem(question, _after_hashes(answer, answer.strip()), others)
 
 
 def _field(row: Mapping, name: str, kind=str | int | float):
@@ -88,12 +86,12 @@ def _field(row: Mapping, name: str, kind=str | int | float):
     raise ValueError(f"the field {name!r} is missing or not of its type (fields: {', '.join(row)})")
 
 
-def _after_hashes(solution: str) -> str | None:
-    """`3*500 = <<3*500=1500>>1500 #### 1,500` -> `1500`; None without `####`."""
+def _after_hashes(solution: str, otherwise: str) -> str:
+    """`3*500 = <<3*500=1500>>1500 #### 1,500` -> `1500`; `otherwise` without `####`."""
     _, hashes, gold = solution.rpartition("####")
     if re.fullmatch(r"\D?\d{1,3}(,\d{3})+(\.\d+)?", gold.strip()):
         gold = gold.replace(",", "")
-    return gold.strip() if hashes else None
+    return gold.strip() if hashes else otherwise
 
 
 def sums() -> list[tuple[str, str]]:
@@ -109,15 +107,8 @@ def carries(prompt: str) -> int:
 
 # ---- loading -------------------------------------------------------------------------------------
 
-SUBJECTS = (
-    "algebra",
-    "counting_and_probability",
-    "geometry",
-    "intermediate_algebra",
-    "number_theory",
-    "prealgebra",
-    "precalculus",
-)
+SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra")
+SUBJECTS += ("number_theory", "prealgebra", "precalculus")
 # Name: the dataset on the hub, its configurations, how its rows are read. MATH-500 is a sample of
 # the `test` split of MATH, so training on `math` and testing on `math500` is sound.
 DATASETS = {
@@ -178,8 +169,8 @@ def load_task(name: str, split: str, source: str | Path | None = None) -> list[P
     if not problems:
         need = "give 2 questions or more, with answers that can be graded"
         raise ValueError(f"task {name}: none of {len(every)} {split} problems is left: {need}")
-    dropped = f"{len(every) - len(problems)} dropped (answer does not parse)"
-    say(f"{name} {split}: {len(problems)} problems, {dropped}")
+    dropped = len(every) - len(problems)
+    say(f"{name} {split}: {len(problems)} problems, {dropped} dropped (answer does not parse)")
     return problems
 
 
@@ -295,8 +286,7 @@ def _holds(text: str, part: str) -> bool:
 @lru_cache(maxsize=8)
 def _can_read(tokenizer, text: str) -> bool:
     """Whether the tokenizer has tokens for all of a text."""
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return tokenizer.unk_token_id not in ids
+    return tokenizer.unk_token_id not in tokenizer(text, verbose=False)["input_ids"]
 
 
 def opens_think(tokenizer, ids: list[int]) -> bool:
@@ -336,10 +326,9 @@ def encode(
         if 2 * len(unreadable) > len(problems):
             raise ValueError(f"the model cannot read {reason}: choose a tokenizer made for text")
         say(f"dropped {reason}")
-    too_long = len(problems) - len(kept) - len(unreadable)
-    long = f"{too_long} of {len(problems)} prompts are longer than {max_prompt_tokens} tokens"
-    if not kept:
-        raise ValueError(f"{long}: raise --max-prompt-tokens")
-    if too_long:
+    if too_long := len(problems) - len(kept) - len(unreadable):
+        long = f"{too_long} of {len(problems)} prompts are longer than {max_prompt_tokens} tokens"
+        if not kept:
+            raise ValueError(f"{long}: raise --max-prompt-tokens")
         say(f"{long}: dropped")
     return [problem for problem, _ in kept], [ids for _, ids in kept]

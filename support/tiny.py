@@ -1,27 +1,22 @@
-"""The embedded default policy: small enough for any laptop, real enough to learn something.
+"""The embedded policies: small enough for any laptop, real enough to learn something.
 
     python -m support.tiny                        # rebuild tiny_policy/, a minute or so on a CPU
     python -m support.tiny --policy rare_policy   # and the one that is hardly ever right
 
 An ordinary Llama of 282k parameters that reads and writes sums one digit at a time. Reinforcement
-can only sharpen what a policy already does now and then, so the policy is first taught by
-imitation, like any pre-trained model, and by an imperfect teacher: arithmetic.py's
-`careless_solution` adds columns correctly but treats carries carelessly. It leaves a policy that is
-right about a third of the time and whose one systematic flaw anyone can see in its text: `4+8=12`
-where `4+8+1=13` is due. Finding and removing that flaw from a 0/1 reward alone is train.py's job.
+can only sharpen what a policy already does now and then, so it first imitates the careless student
+of arithmetic.py. That leaves it right about a third of the time, with one flaw that anyone can see
+in its text: `4+8=12` where `4+8+1=13` is due. `rare_policy/` imitates a student who forgets 19 of
+20 carries: of the sums in which both columns carry (the task "carries") 0.2% come out right. It is
+where PODS pays (`--preset rare`).
 
-`rare_policy/` is taught by a student who forgets 19 of 20 carries: of the sums in which both
-columns carry (the task "carries") 0.2% come out right, and with few rollouts hardly any group holds
-a right answer. It is where PODS pays (`--preset rare`).
-
-Both folders are in the repository, and transformers and vLLM load them like any other. Rounding
-differs between builds of torch, so a rebuilt policy is held to a gate (`check_gate`), not to bits.
+Rounding differs between builds of torch, so a rebuilt policy is held to a gate (`check_gate`), not
+to bits.
 """
 
 import argparse
 import random
 from collections import Counter
-from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -63,7 +58,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(seed: int) -> LlamaForCausalLM:
-    """The untrained policy: two layers, 128 wide, tied embeddings, 281,600 parameters.
+    """The untrained policy of 281,600 parameters.
 
     A Llama: for others (Qwen2 among them) `AutoTokenizer` ignores the tokenizer in the folder and
     makes its own kind from the vocabulary, which would split the tags.
@@ -135,8 +130,10 @@ def error_breakdown(
 
 
 def check_gate(breakdown: dict[str, float], policy: str = "tiny_policy") -> None:
-    """Raise ValueError unless the share of right answers is that of `STARTS`, and no other flaw
-    is there: wrong column sums make learning slow and its plateau low."""
+    """Raise ValueError unless few column sums are wrong, and so many answers right as in `STARTS`.
+
+    Wrong column sums make learning slow and its plateau low.
+    """
     share, (_, _, (least, most)) = Counter(breakdown), STARTS[policy]
     if not least <= share["right"] <= most or share["column"] > 0.02:
         raise ValueError(f"this warm start would learn badly, try another seed: {breakdown}")
@@ -146,7 +143,6 @@ def main() -> None:
     """Rebuild a policy, hold it to its gate, write its folder."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--policy", choices=EMBEDDED, default="tiny_policy", help="which one")
-    parser.add_argument("--out", type=Path, help="folder to write; default: the policy's own")
     parser.add_argument("--seed", type=int, default=SEED, help="weights and demonstrations")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # faster than two at this size, and the same sums in the same order
@@ -154,7 +150,7 @@ def main() -> None:
     model = warm_start(arguments.seed, forget=forget)
     breakdown = error_breakdown(model, task=task)
     check_gate(breakdown, arguments.policy)
-    folder = arguments.out or EMBEDDED[arguments.policy]
+    folder = EMBEDDED[arguments.policy]
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     print(f"wrote {folder}; of held-out completions are {breakdown}")

@@ -5,7 +5,8 @@
     sampler.sync(model)                         # after every update
 
 It is worth its installation for models above 100M parameters: paged memory, continuous batching
-and fused kernels are its work. What only GPUs need has methods and functions of its own.
+and fused kernels are its work. Not yet run on a GPU: what the comments say of GPUs, `sleep`,
+`_wake`, and one engine for each of several processes.
 """
 
 import copy
@@ -40,18 +41,18 @@ CPU_SETTINGS = {  # of vLLM, where there is no GPU
 
 
 class VLLMSampler:
-    """Samples with vLLM (arXiv 2309.06180), the engine living in the trainer's own process.
+    """Samples with vLLM (arXiv 2309.06180).
 
     The engine is made from the model's configuration alone, and every weight it ever has comes
     through `sync`. So a model from the hub, one resumed from a checkpoint and one with an adapter
     are treated alike, and the engine cannot act on weights from an old file.
 
-    It computes the trainer's policy with other kernels, so its log-probs differ a little from the
+    vLLM computes the trainer's policy with other kernels, so its log-probs differ a little from the
     trainer's: by about 1e-6 in float32 (1e-3 on a GPU, where vLLM's attention multiplies in TF32),
     1e-2 in bfloat16. `importance_weights` in grpo.py corrects for that; `logprob_gap` shows it.
 
     A process has one engine at a time, since engines share global state: a new sampler closes the
-    one before it. Not yet run on a GPU: `sleep`, `_wake`, `_gpu_settings`, `_process_settings`.
+    one before it.
 
     Args:
         model, tokenizer: from transformers, the model perhaps with an adapter of peft's.
@@ -177,7 +178,15 @@ class VLLMSampler:
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         config.architectures = [type(base).__name__]
         self.sleeps, self.asleep = sleeps and not on_cpu, False
-        settings = CPU_SETTINGS if on_cpu else _gpu_settings(gpu_memory_utilization, self.sleeps)
+        settings = {
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "enable_sleep_mode": self.sleeps,
+        }
+        if on_cpu:
+            settings = dict(CPU_SETTINGS)
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            # Left to itself, vLLM would put the engine of every process on the first GPU.
+            settings["distributed_executor_backend"] = "external_launcher"
         if VLLMSampler.running is not None:
             VLLMSampler.running.close()
         with undisturbed():
@@ -192,7 +201,6 @@ class VLLMSampler:
                 generation_config="vllm",  # none of the checkpoint's sampling settings
                 seed=0,  # has no effect, because every request brings its own
                 **settings,
-                **_process_settings(),
             )
         VLLMSampler.running = self
 
@@ -253,21 +261,6 @@ def _folder(config: PreTrainedConfig) -> str:
     part.write_bytes(content)
     part.replace(folder / "config.json")  # in one piece: another process may be reading it
     return str(folder)
-
-
-def _gpu_settings(share: float, sleeps: bool) -> dict:
-    """The engine's settings on a GPU. Not yet run on a GPU."""
-    return {"gpu_memory_utilization": share, "enable_sleep_mode": sleeps}
-
-
-def _process_settings() -> dict:
-    """One engine a process, on its own GPU, under torchrun. Not yet run on a GPU.
-
-    Left to itself, vLLM would put the engine of every process on the first GPU.
-    """
-    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        return {"distributed_executor_backend": "external_launcher"}
-    return {}
 
 
 @contextmanager

@@ -4,10 +4,8 @@ import json
 import multiprocessing
 import os
 import subprocess
-import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -123,20 +121,6 @@ def trained_weights(model) -> dict[str, torch.Tensor]:
     return {name: w.detach() for name, w in model.named_parameters() if w.requires_grad}
 
 
-def chi_square(counts: Counter, distribution: dict, draws: int) -> float:
-    """How many standard deviations the statistic is above its mean; rare outcomes are one cell."""
-    cells, rare = [], [0, 0.0]
-    for outcome, probability in distribution.items():
-        if probability * draws >= 5:
-            cells.append((counts[outcome], probability * draws))
-        else:
-            rare = [rare[0] + counts[outcome], rare[1] + probability * draws]
-    cells.append((rare[0], max(rare[1], 1.0)))
-    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
-    freedom = len(cells) - 1
-    return (statistic - freedom) / (2 * freedom) ** 0.5
-
-
 class Words:
     """The least of a tokenizer: token 0 ends and pads, text is the ids in a row."""
 
@@ -231,11 +215,6 @@ def assert_equal(weights: dict[str, torch.Tensor], expected: dict[str, torch.Ten
 
 
 # ---- programs ------------------------------------------------------------------------------------
-
-
-def command(*arguments: object) -> list[str]:
-    """train.py as users start it."""
-    return [sys.executable, "-u", str(ROOT / "train.py"), *map(str, arguments)]
 
 
 @pytest.fixture

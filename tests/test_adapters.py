@@ -3,18 +3,17 @@
 import peft
 import pytest
 import torch
-from conftest import adapted, batch, log_probs, random_model, trained_weights
+from conftest import adapted, assert_equal, batch, log_probs, random_model, trained_weights
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from logprobs import Policy
 from support import tiny
-from support.adapters import add_lora, dithered, is_adapter, merged_weights
+from support.adapters import add_lora, dithered, merged_weights
 from support.errors import InputError
 from support.files import save_model
-from support.models import load_model
+from support.models import is_adapter, load_model
 from support.plan import Allocations
-from support.tiny import make_tokenizer
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
@@ -73,20 +72,17 @@ def test_bfloat16_weights_are_merged_by_chance_so_that_on_average_nothing_is_los
 
 def test_an_adapter_of_a_bfloat16_model_is_merged_like_that():
     _, wrapped = adapted("qwen2")
-    exact = dict(merged_weights(wrapped))
     for name, weight in wrapped.named_parameters():
         if ".lora_" not in name:
             weight.data = weight.data.bfloat16()
     merged = dict(merged_weights(wrapped))
     assert all(weight.dtype == torch.bfloat16 for weight in merged.values())
-    name = "model.layers.1.mlp.up_proj.weight"
-    number = list(wrapped.get_base_model().state_dict()).index(
-        name.replace("weight", "base_layer.weight")
-    )
-    layer = wrapped.get_base_model().get_submodule(name.removesuffix(".weight"))
+    assert_equal(dict(merged_weights(wrapped)), merged)
+    name = "model.layers.1.mlp.up_proj"
+    layer, found = wrapped.get_base_model().get_submodule(name), merged[f"{name}.weight"]
     whole = layer.base_layer.weight.float() + layer.get_delta_weight("default")
-    assert torch.equal(merged[name], dithered(whole, number))
-    assert (merged[name].float() - exact[name]).abs().max() < 0.02
+    assert ((found.float() - whole).abs() <= whole.abs() * 2**-7).all()
+    assert not torch.equal(found, whole.bfloat16())  # by chance, not to the nearest
 
 
 def test_merged_weights_of_a_plain_model_are_its_own():
@@ -94,22 +90,6 @@ def test_merged_weights_of_a_plain_model_are_its_own():
     merged = dict(merged_weights(model))
     assert all(torch.equal(merged[k], v) for k, v in model.state_dict().items())
     assert all(merged[k].data_ptr() == v.data_ptr() for k, v in model.state_dict().items())
-
-
-def test_the_folder_of_an_adapter_is_known_and_loaded_as_a_plain_model(tmp_path):
-    plain, wrapped = adapted("qwen2")
-    plain.save_pretrained(tmp_path / "base")
-    wrapped.get_base_model().name_or_path = str(tmp_path / "base")
-    wrapped.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
-    wrapped.save_pretrained(tmp_path / "adapter")
-    make_tokenizer().save_pretrained(tmp_path / "adapter")
-    assert is_adapter(tmp_path / "adapter") and not is_adapter(tmp_path / "base")
-    for model in (
-        AutoModelForCausalLM.from_pretrained(tmp_path / "adapter"),
-        load_model(str(tmp_path / "adapter"))[0],
-    ):
-        torch.testing.assert_close(log_probs(model), log_probs(wrapped), atol=1e-5, rtol=0)
-    assert all(weight.requires_grad for weight in model.parameters())  # to be trained further
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -177,6 +157,7 @@ def test_a_folder_gives_the_policy_that_was_saved_and_gives_it_again(tmp_path, o
 
     loaded, _ = load_model(str(tmp_path / "adapter"))
     save_model(loaded, tokenizer, tmp_path / "plain")
+    assert is_adapter(tmp_path / "adapter") and not is_adapter(tmp_path / "plain")
     ids = tokenizer("34+57=", return_tensors="pt")["input_ids"]
     for plain in (loaded, load_model(str(tmp_path / "plain"))[0]):
         assert plain.config.tie_word_embeddings == tied

@@ -18,6 +18,7 @@ from benches.standings import (
     compare,
     first_time,
     mean_curve,
+    standings,
     target,
     times_sooner,
 )
@@ -102,7 +103,7 @@ def test_bootstrap_counts_a_curve_that_never_arrives_as_0():
 
 def test_standings_are_two_tables_over_the_same_arms():
     arms = {"grpo": made_up.arm(0.05, 0.1), "pods": made_up.arm(0.2)}
-    costs, gains = bench.standings(arms, 0.05).values()
+    costs, gains = standings(arms, 0.05, bench.BASELINES).values()
     assert [row["arm"] for row in costs] == [row["arm"] for row in gains] == ["grpo", "pods"]
     grpo, pods = costs
     assert grpo["lr"] == 2e-3 and grpo["peak"] == grpo["final"] == pytest.approx(1.0)
@@ -116,7 +117,7 @@ def test_standings_are_two_tables_over_the_same_arms():
 
 def test_where_no_baseline_races_the_first_arm_is_one():
     arms = {"16x16": made_up.arm(0.1), "64x16": made_up.arm(0.2)}
-    assert bench.standings(arms, 0.5)["gains"][1]["time vs 16x16"] == [2.0, 2.0, 2.0]
+    assert standings(arms, 0.5, bench.BASELINES)["gains"][1]["time vs 16x16"] == [2.0, 2.0, 2.0]
 
 
 def test_every_arm_has_a_colour_of_its_own():

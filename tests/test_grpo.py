@@ -5,13 +5,12 @@ import statistics
 
 import pytest
 import torch
-from conftest import batch, random_model
+from conftest import batch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from grpo import LOSS_TYPES, group_advantages, grpo_loss, k3_divergence, loss_normalizer
+from grpo import LOSS_TYPES, group_advantages, grpo_loss, importance_weights, k3_divergence
 from logprobs import token_log_probs
-from pods import max_variance
 from support import tiny
 
 # ---- group advantages ----------------------------------------------------------------------------
@@ -38,11 +37,6 @@ def test_equal_rewards_have_advantage_exactly_zero(reward, m, dtype):
     assert group_advantages([reward] * m, scale=False).tolist() == [0.0] * m
 
 
-def test_an_unknown_scale_is_refused_with_the_choices():
-    with pytest.raises(ValueError, match="unknown scale 'max': choose one of std, mean, none"):
-        group_advantages([1.0, 0.0], scale="max")
-
-
 def test_rewards_that_differ_by_a_rounding_error_alone_are_equal():
     """The same parts added up in another order are not the same number."""
     sums = [0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1, 0.6, 0.3 + 0.3]
@@ -56,36 +50,32 @@ def test_rewards_that_differ_by_a_rounding_error_alone_are_equal():
     assert group_advantages(torch.tensor([1.0, 1.0078125], dtype=torch.bfloat16)).abs().min() > 0
 
 
-def test_one_group_without_signal_leaves_the_others_alone():
-    """The same question twice: two constant groups have no signal, though together they would."""
-    assert group_advantages([[1, 1, 1, 1], [0, 0, 0, 0]]).tolist() == [[0.0] * 4] * 2
-    mixed = group_advantages([[1, 1, 1, 1], [0, 0, 1, 1]])
-    assert mixed[0].tolist() == [0.0] * 4 and mixed[1].abs().min() > 0.8
+HALF_PRECISION = torch.tensor([300, -300, 300, -300], dtype=torch.float16)
 
 
-def test_a_group_of_one_is_zero_not_nan():
-    assert group_advantages([1.0]).tolist() == [0.0]
-
-
-def test_half_precision_rewards_do_not_overflow():
-    rewards = torch.tensor([300, -300, 300, -300], dtype=torch.float16)
-    expected = [0.8660, -0.8660, 0.8660, -0.8660]
-    assert group_advantages(rewards, eps=0.0).tolist() == pytest.approx(expected, abs=1e-4)
-
-
-def test_advantages_are_normalised_once_on_the_kept_rewards():
-    rewards = torch.tensor([0.0, 0, 0, 0, 0, 0, 0, 1])
-    kept = rewards[max_variance(rewards, 4)]
-    assert kept.tolist() == [0, 0, 0, 1]
-    expected = [-0.4999, -0.4999, -0.4999, 1.4997]
-    assert group_advantages(kept).tolist() == pytest.approx(expected, abs=1e-4)
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([1.0], [0.0]),  # not NaN
+        # The same question twice: together, two constant groups would have a signal.
+        ([[1, 1, 1, 1], [0, 0, 0, 0]], [[0.0] * 4] * 2),
+        ([[1, 1, 1, 1], [0, 0, 1, 1]], [[0.0] * 4, [-0.8660, -0.8660, 0.8660, 0.8660]]),
+        (HALF_PRECISION, [0.8660, -0.8660, 0.8660, -0.8660]),  # whose squares are no float16
+        # Of eight rewards, these four are kept, and normalised once.
+        ([0, 0, 0, 1], [-0.5, -0.5, -0.5, 1.5]),
+    ],
+)
+def test_advantages_by_hand(rewards, expected):
+    found = group_advantages(rewards, eps=0.0)
+    torch.testing.assert_close(found, torch.tensor(expected), atol=1e-4, rtol=0)
 
 
 # ---- the loss ------------------------------------------------------------------------------------
 
 
-def loop_loss(log_probs, old, advantages, mask, loss_type, longest, beta, ref, clip=0.2):
+def loop_loss(update, advantages, mask, loss_type, longest, beta, cap, clip=0.2):
     """Token by token, as the formulas say it."""
+    log_probs, old, ref, sampler = update
     sums, counts = [], []
     for row, advantage in enumerate(advantages.tolist()):
         sums.append(torch.tensor(0.0, dtype=log_probs.dtype))
@@ -94,7 +84,8 @@ def loop_loss(log_probs, old, advantages, mask, loss_type, longest, beta, ref, c
             if mask[row, t]:
                 ratio = torch.exp(log_probs[row, t] - old[row, t])
                 clipped = min(max(ratio, 1 - clip), 1 + clip)
-                loss = -min(ratio * advantage, clipped * advantage)
+                weight = min(math.exp(old[row, t] - sampler[row, t]), cap) if cap else 1.0
+                loss = -weight * min(ratio * advantage, clipped * advantage)
                 difference = ref[row, t] - log_probs[row, t]
                 sums[-1] = sums[-1] + loss + beta * (torch.exp(difference) - difference - 1)
                 counts[-1] += 1
@@ -106,21 +97,26 @@ def loop_loss(log_probs, old, advantages, mask, loss_type, longest, beta, ref, c
 def random_update(seed, rows=5, T=7):
     """Ratios on both sides of the clip range, advantages of both signs, an empty completion."""
     generator = torch.Generator().manual_seed(seed)
-    log_probs, old, ref = torch.randn(3, rows, T, generator=generator, dtype=torch.float64) / 3 - 2
+    update = torch.randn(4, rows, T, generator=generator, dtype=torch.float64) / 3 - 2
     lengths = torch.randint(1, T + 1, (rows, 1), generator=generator)
     lengths[0] = 0
     advantages = torch.randn(rows, generator=generator, dtype=torch.float64)
-    return log_probs.requires_grad_(), old, ref, advantages, torch.arange(T) < lengths
+    return (update[0].requires_grad_(), *update[1:]), advantages, torch.arange(T) < lengths
 
 
+@pytest.mark.parametrize("cap", [0, 1.2])
 @pytest.mark.parametrize("beta", [0.0, 0.04])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_loss_and_gradient_equal_a_loop_over_tokens(loss_type, beta):
-    for seed in range(10):
-        log_probs, old, ref, advantages, mask = random_update(seed)
-        options = {"loss_type": loss_type, "max_completion_length": 9, "beta": beta}
+def test_loss_and_gradient_equal_a_loop_over_tokens(loss_type, beta, cap):
+    """Clipped surrogate, the three means, KL, and the weights for a sampler's other policy."""
+    for seed in range(6):
+        update, advantages, mask = random_update(seed)
+        log_probs, old, ref, sampler = update
+        longest = (None, 9)[seed % 2]  # None: the 7 tokens of the batch
+        options = {"loss_type": loss_type, "max_completion_length": longest, "beta": beta}
+        options["importance"] = importance_weights(old, sampler, mask, cap) if cap else None
         loss = grpo_loss(log_probs, old, advantages, mask, ref_log_probs=ref, **options)
-        expected = loop_loss(log_probs, old, advantages, mask, loss_type, 9, beta, ref)
+        expected = loop_loss(update, advantages, mask, loss_type, longest or 7, beta, cap)
         assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
         (gradient,), (right,) = (torch.autograd.grad(x, log_probs) for x in (loss, expected))
         assert (gradient - right).abs().max() < 1e-12
@@ -131,90 +127,12 @@ def test_loss_and_gradient_equal_a_loop_over_tokens(loss_type, beta):
         )
 
 
-def test_only_the_improvement_beyond_the_clip_range_is_clipped():
-    """Ratios 1.5 and 0.5, advantages 1 and -1: two are clipped, and it is not the two bad ones."""
-    ratio = torch.tensor([[1.5], [1.5], [0.5], [0.5]], requires_grad=True)
-    advantages = torch.tensor([1.0, -1, 1, -1])
-    loss = grpo_loss(ratio.log(), torch.zeros(4, 1), advantages, torch.ones(4, 1), normalizer=1.0)
-    loss.backward()
-    assert loss.item() == pytest.approx(-1.2 + 1.5 - 0.5 + 0.8)
-    assert ratio.grad[:, 0].tolist() == pytest.approx([0, 1, -1, 0])
-
-
-@pytest.mark.parametrize(
-    ("loss_type", "expected"), [("grpo", 0.0), ("dapo", 0.5), ("dr_grpo", 0.25)]
-)
-def test_the_three_means_of_two_completions(loss_type, expected):
-    """Lengths 2 and 6, advantages 1 and -1, at most 8 tokens."""
-    mask = torch.arange(8) < torch.tensor([[2], [6]])
-    loss = grpo_loss(
-        torch.zeros(2, 8), torch.zeros(2, 8), torch.tensor([1.0, -1]), mask, loss_type=loss_type
-    )
-    assert loss.item() == pytest.approx(expected, abs=1e-6)
-
-
-def test_the_last_short_micro_batch_weighs_no_more():
-    """Sequence losses 1 to 5 in micro-batches of 2: the mean of micro-batch means is 3.33."""
-    advantages, zeros, mask = -torch.arange(1.0, 6), torch.zeros(5, 1), torch.ones(5, 1)
-    normalizer = loss_normalizer(mask, "grpo", 1)
-    parts = zip(zeros.split(2), advantages.split(2), mask.split(2))
-    losses = [grpo_loss(x, x, a, part, normalizer=normalizer) for x, a, part in parts]
-    assert sum(losses).item() == pytest.approx(3.0)
-
-
-def update_gradient(model, update, loss_type, rows, beta=0.0):
-    """All parameter gradients of an update, accumulated over micro-batches of these rows."""
-    ids, attention, mask, old, ref, advantages = update
-    normalizer = loss_normalizer(mask, loss_type, 9)
-    model.zero_grad()
-    total = 0.0
-    for part in rows:
-        T = int(mask[part].sum(-1).max())  # a micro-batch is as long as its longest completion
-        L = ids.shape[1] - mask.shape[1]
-        log_probs = token_log_probs(model, ids[part, : L + T], attention[part, : L + T], T, 0.9)
-        loss = grpo_loss(
-            log_probs,
-            old[part, :T],
-            advantages[part],
-            mask[part, :T],
-            loss_type=loss_type,
-            normalizer=normalizer,
-            beta=beta,
-            ref_log_probs=ref[part, :T],
-        )
-        loss.backward()
-        total += loss.item()
-    return total, torch.cat([p.grad.flatten() for p in model.parameters()])
-
-
-@pytest.fixture
-def update():
-    """Seven sequences on a tiny model; the rollouts of rows 2 and 5 have advantage 0."""
-    ids, attention, mask = batch([(3, 6), (7, 2), (1, 4), (5, 1), (2, 9), (4, 3), (6, 5)])
-    old = token_log_probs(random_model("qwen2"), ids, attention, mask.shape[1], 0.9).detach()
-    noise = torch.randn(2, *mask.shape, generator=torch.Generator().manual_seed(5)) / 4
-    advantages = torch.tensor([1.0, -0.5, 0.0, 2.0, -1.0, 0.0, 0.7])
-    return ids, attention, mask, old + noise[0], old + noise[1], advantages
-
-
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_the_gradient_does_not_depend_on_the_micro_batch_size(update, loss_type):
-    model = random_model("qwen2")
-    rows = torch.arange(7)
-    loss, gradient = update_gradient(model, update, loss_type, [rows], beta=0.04)
-    for size in (1, 2, 3, 5):
-        part_loss, part = update_gradient(model, update, loss_type, rows.split(size), beta=0.04)
-        assert part_loss == pytest.approx(loss, abs=1e-6)
-        assert (part - gradient).abs().max() < 1e-6
-
-
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_rollouts_without_advantage_need_no_computation(update, loss_type):
-    """Left out of the forward pass but still counted, they leave the same gradient."""
-    model = random_model("qwen2")
-    _, gradient = update_gradient(model, update, loss_type, [torch.arange(7)])
-    _, part = update_gradient(model, update, loss_type, [torch.tensor([0, 1, 3, 4, 6])])
-    assert (part - gradient).abs().max() < 1e-6
+def test_importance_weights_are_capped_have_no_gradient_and_are_1_where_padded():
+    old = torch.tensor([[0.0, -1.0, 0.5, 9.0]], requires_grad=True)
+    sampler = torch.tensor([[0.0, 0.0, 0.0, float("-inf")]])
+    weights = importance_weights(old, sampler, torch.tensor([[1, 1, 1, 0]]), 1.5)
+    assert weights.tolist() == [pytest.approx([1.0, math.exp(-1), 1.5, 1.0])]
+    assert not weights.requires_grad
 
 
 def test_a_loss_of_zero_still_has_a_gradient():
@@ -227,27 +145,12 @@ def test_a_loss_of_zero_still_has_a_gradient():
     assert logits.grad.tolist() == pytest.approx([-0.5, 0.5])
 
 
-def test_stored_old_log_probs_see_the_second_epoch(update):
-    """In the first epoch every micro-batch has ratio 1; after an update the ratio has moved."""
-    model = random_model("qwen2")
-    ids, attention, mask, _, _, advantages = update
-    old = token_log_probs(model, ids, attention, mask.shape[1], 0.9).detach()
-    stored = (ids, attention, mask, old, old, advantages)
-    on_policy = -(advantages[:, None] * mask).sum().item() / mask.sum().item()
-    first, gradient = update_gradient(model, stored, "dapo", torch.arange(7).split(2))
-    assert first == pytest.approx(on_policy, abs=1e-6)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter -= 1e-3 / gradient.norm() * parameter.grad
-    second, _ = update_gradient(model, stored, "dapo", torch.arange(7).split(2))
-    assert second == pytest.approx(first - 1e-3 * gradient.norm().item(), rel=1e-2)
-
-
 @pytest.mark.parametrize("junk", [100.0, math.inf, -math.inf, math.nan])
 def test_nothing_at_a_padded_position_reaches_the_loss(junk):
     """The mask comes before exp: multiplied by the mask, or hidden after exp, it would be NaN."""
     log_probs = torch.tensor([[0.1, junk]], requires_grad=True)
-    for options in ({}, {"beta": 0.5, "ref_log_probs": torch.tensor([[0.1, 0.0]])}):
+    weights, reference = torch.tensor([[1.0, junk]]), torch.tensor([[0.1, 0.0]])
+    for options in ({}, {"beta": 0.5, "ref_log_probs": reference}, {"importance": weights}):
         log_probs.grad = None
         mask = torch.tensor([[1, 0]])
         loss = grpo_loss(log_probs, torch.zeros(1, 2), torch.tensor([-1.0]), mask, **options)
@@ -280,8 +183,10 @@ def test_one_token_far_from_the_reference_leaves_the_gradient_finite(distance):
     assert divergence[0, 1].item() == pytest.approx(math.exp(0.5) - 1.5)
 
 
-def test_kl_without_a_reference_and_unknown_loss_types_are_refused():
+def test_kl_without_a_reference_and_unknown_names_are_refused():
     x = torch.zeros(1, 1)
+    with pytest.raises(ValueError, match="unknown scale 'max': choose one of std, mean, none"):
+        group_advantages([1.0, 0.0], scale="max")
     with pytest.raises(ValueError, match="ref_log_probs"):
         grpo_loss(x, x, torch.ones(1), x + 1, beta=0.1)
     for normalizer in (None, 1.0):

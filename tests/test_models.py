@@ -8,7 +8,7 @@ import torch
 from conftest import edit, log_probs, random_model, small, text_tokenizer, trained_weights
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, OPTConfig
 
 import train
 from support import tiny
@@ -19,38 +19,36 @@ from support.run import Run
 from support.storage import Folder
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", EMBEDDED)
-def test_the_embedded_policies_are_found_from_anywhere(name, tmp_path, monkeypatch):
+def test_the_embedded_policies_are_found_from_anywhere(name, dtype, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    model, tokenizer = load_model(name)
+    model, tokenizer = load_model(name, dtype)
     assert tokenizer.decode(tokenizer("12+34=")["input_ids"]) == "12+34="
     assert model.num_parameters() == 281_600
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_is_stored_in_the_dtype_that_is_asked_for(dtype):
-    model, _ = load_model("tiny_policy", dtype)
     assert {weight.dtype for weight in model.parameters()} == {dtype}
 
 
-def test_dropout_is_off_while_training(tmp_path):
+SIZE = dict(num_hidden_layers=2, num_attention_heads=2, vocab_size=19, hidden_size=32)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(vocab_size=19, n_embd=32, n_layer=2, n_head=2),  # as modules
+        LlamaConfig(**SIZE, attention_dropout=0.5),  # as a number that attention reads
+        OPTConfig(**SIZE, ffn_dim=32, word_embed_proj_dim=32, dropout=0.5),  # as one of a layer
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_dropout_is_off_while_training(config, tmp_path):
     """Otherwise the ratio is not 1 at the first step, and the KL not 0."""
-    size = dict(num_hidden_layers=2, num_attention_heads=2, vocab_size=19, hidden_size=32)
-    torch.manual_seed(0)
-    models = {
-        # As modules, and as a number that attention reads.
-        "gpt2": GPT2LMHeadModel(GPT2Config(vocab_size=19, n_embd=32, n_layer=2, n_head=2)),
-        "llama": LlamaForCausalLM(LlamaConfig(**size, attention_dropout=0.5)),
-    }
-    ids = torch.tensor([[1, 2, 3, 4]])
-    for name, model in models.items():
-        model.train()
-        assert not torch.equal(model(ids).logits, model(ids).logits)
-        model.save_pretrained(tmp_path / name)
-        tiny.make_tokenizer().save_pretrained(tmp_path / name)
-        loaded, _ = load_model(str(tmp_path / name))
-        loaded.train()
-        assert torch.equal(loaded(ids).logits, loaded(ids).logits)
+    model, ids = AutoModelForCausalLM.from_config(config).train(), torch.tensor([[1, 2, 3, 4]])
+    assert not torch.equal(model(ids).logits, model(ids).logits)
+    model.save_pretrained(tmp_path)
+    tiny.make_tokenizer().save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path))[0].train()
+    assert torch.equal(loaded(ids).logits, loaded(ids).logits)
 
 
 @pytest.fixture
@@ -61,24 +59,29 @@ def broken(tmp_path) -> Path:
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
 @pytest.mark.parametrize("content", ["{}", "x"])
-def test_broken_model_folders_are_one_line(tmp_path, file, content):
-    folder = tmp_path / "model"
-    shutil.copytree(tiny.TINY_POLICY, folder)
-    (folder / file).write_text(content)
-    with pytest.raises(InputError, match=f"^--model {folder}: ") as error:
-        load_model(str(folder))
+def test_broken_model_folders_are_one_line(broken, file, content):
+    (broken / file).write_text(content)
+    with pytest.raises(InputError, match=f"^--model {broken}: ") as error:
+        load_model(str(broken))
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["./missing", "missing", "/missing/folder", "a/b/c"])
-def test_what_is_no_folder_and_no_hub_name_is_said(name):
-    with pytest.raises(InputError, match=f"--model {name}: no such folder, and not a hub name"):
+NOWHERE = "no such folder, and not a hub name"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("./missing", NOWHERE),
+        ("missing", NOWHERE),
+        ("/missing/folder", NOWHERE),
+        ("a/b/c", NOWHERE),
+        ("nobody/nothing", "OSError: "),  # a hub name that cannot be fetched
+    ],
+)
+def test_what_cannot_be_found_is_one_line(name, said):
+    with pytest.raises(InputError, match=f"--model {name}: {said}") as error:
         load_model(name)
-
-
-def test_a_hub_name_that_cannot_be_fetched_is_one_line():
-    with pytest.raises(InputError, match="--model nobody/nothing: ") as error:
-        load_model("nobody/nothing")
     assert "\n" not in str(error.value)
 
 

@@ -7,8 +7,9 @@ from conftest import TASK, flags, metrics, small, without_times
 
 import train
 from support.errors import InputError
-from support.own_reward import TAKEN, load
+from support.own_reward import load
 from support.run import Run
+from support.settings import TAKEN
 from support.tasks import Problem
 
 BREVITY = """

@@ -214,7 +214,7 @@ def kept_dots(browser: Browser, place: str) -> list[int]:
 @needs_chromium
 @pytest.mark.parametrize("tab", TABS)
 def test_each_tab_fits_its_window(browser, run_page, tab):
-    for width, scheme in ((1280, "light"), (400, "dark"), (1280, "dark"), (400, "light")):
+    for width, scheme in ((1280, "light"), (400, "dark")):
         browser.open(run_page, f"#tab={tab}", width, scheme)
         assert browser.text("nav [aria-pressed=true]") == TABS[tab]
         assert browser.run("document.documentElement.scrollWidth") <= width
@@ -272,7 +272,7 @@ def test_what_is_kept_follows_a_dragged_reward_and_is_max_variance(browser, run_
 
 
 @needs_chromium
-def test_a_prediction_is_made_and_revealed(browser, run_page):
+def test_a_prediction_is_revealed_and_the_sentence_on_when_it_pays_is_computed(browser, run_page):
     browser.open(run_page, "#tab=rule")
     browser.drag(".row button:nth-of-type(1)")
     assert not browser.run("document.getElementById('verdict')")
@@ -280,10 +280,6 @@ def test_a_prediction_is_made_and_revealed(browser, run_page):
     browser.drag("#reveal")
     assert "You said" in browser.text("#main")
     assert "Kept are the 3 lowest and 1 highest." in browser.text("#verdict")
-
-
-@needs_chromium
-def test_the_sentence_on_when_it_pays_follows_the_sliders(browser, run_page):
     browser.open(run_page, "#tab=pays&p=0.02")
     assert browser.text("#pays").endswith("it pays.")
     browser.drag("#p", -20)  # from the middle
@@ -293,19 +289,21 @@ def test_the_sentence_on_when_it_pays_follows_the_sliders(browser, run_page):
 @needs_chromium
 def test_no_text_of_a_model_acts(browser, tmp_path):
     path = write_page(made_run(tmp_path, steps=len(HOSTILE), groups=1, texts=HOSTILE))
+
+    def shown(address: str, *places: str) -> list[str]:
+        browser.open(path, address)
+        browser.run("document.querySelectorAll('details').forEach(row => { row.open = true; })")
+        browser.run("new Promise(requestAnimationFrame)")
+        assert browser.run("window.acted === undefined")
+        assert browser.run("document.querySelectorAll('img, a, iframe, [onload]').length") == 0
+        assert browser.run("document.querySelectorAll('script').length") == 2
+        assert browser.run("document.documentElement.scrollWidth") <= 1280
+        return [browser.text(place) for place in places]
+
+    row = "details:nth-of-type({}) pre:last-of-type"
+    answers = shown("#tab=evaluation", *(row.format(i + 3) for i in range(len(HOSTILE))))
     for i, text in enumerate(HOSTILE):
         for sign, spelled in SPELLED.items():
             text = text.replace(sign, spelled)
-        for address, place in (
-            (f"#step={i or len(HOSTILE)}&dot=7", ".stay"),
-            ("#tab=evaluation", ""),
-        ):
-            browser.open(path, address)
-            browser.run("document.querySelectorAll('details').forEach(row => { row.open = true; })")
-            browser.run("new Promise(requestAnimationFrame)")
-            place = place or f"details:nth-of-type({i + 3}) pre:last-of-type"
-            assert text[:9_000] in browser.text(place) and len(browser.text(place)) < 70_000
-            assert browser.run("window.acted === undefined")
-            assert browser.run("document.querySelectorAll('img, a, iframe, [onload]').length") == 0
-            assert browser.run("document.querySelectorAll('script').length") == 2
-            assert browser.run("document.documentElement.scrollWidth") <= 1280
+        for found in (answers[i], *shown(f"#step={i or len(HOSTILE)}&dot=7", ".stay")):
+            assert text[:9_000] in found and len(found) < 70_000

@@ -12,7 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pods import RULES, down_sample, max_reward, max_variance, percentile, random_subset
+from pods import (
+    RULES,
+    down_sample,
+    max_advantage,
+    max_reward,
+    max_variance,
+    percentile,
+    random_subset,
+)
 
 # ---- oracles -------------------------------------------------------------------------------------
 
@@ -94,7 +102,7 @@ def test_max_variance_equals_brute_force_over_all_subsets(kind):
         assert got == best_spread(values, m), (rewards, m)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     st.lists(st.floats(width=16, allow_nan=False, allow_infinity=False), min_size=2, max_size=8),
     st.data(),
@@ -105,7 +113,7 @@ def test_max_variance_equals_brute_force_on_what_hypothesis_finds(rewards, data)
     assert spread(values[i] for i in select(rewards, m)) == best_spread(values, m)
 
 
-@pytest.mark.parametrize("shape", [(0,), (1,), (7,), (3, 4), (2, 1, 3)])
+@pytest.mark.parametrize("shape", [(0,), (7,), (2, 1, 3)])
 def test_a_batch_is_its_groups_one_by_one(shape):
     generator = torch.Generator().manual_seed(1)
     rewards = torch.randint(0, 4, (*shape, 12), generator=generator)
@@ -117,50 +125,13 @@ def test_a_batch_is_its_groups_one_by_one(shape):
         assert all(row.tolist() == select(group, m) for row, group in groups)
 
 
-def test_selection_never_crosses_groups():
-    """The extremes over both prompts would be the whole first against the whole second group."""
-    rewards = torch.tensor([[0.0, 0.0, 0.1, 0.2], [1.0, 1.0, 0.9, 0.8]])
-    kept = rewards.gather(1, max_variance(rewards, 2))
-    assert kept.sort().values.tolist() == torch.tensor([[0.0, 0.2], [0.8, 1.0]]).tolist()
-
-
-def test_the_best_subset_is_not_half_and_half():
-    rewards = [0, 0, 0, 0, 0, 1, 1, 10]
-    keep = select(rewards, 4)
-    assert [rewards[i] for i in keep] == [0, 0, 0, 10]
-    assert spread(rewards[i] for i in keep) == 18.75 * 16  # half and half has 17.6875
-
-
-INTEGERS = st.lists(st.integers(-1000, 1000), min_size=2, max_size=40)
-
-
-def kept_values(rewards, m) -> list:
-    return sorted(rewards[i] for i in select(rewards, m))
-
-
 @settings(deadline=None)
-@given(INTEGERS, st.data())
-def test_the_kept_values_do_not_depend_on_the_order(rewards, data):
-    m = data.draw(st.integers(2, len(rewards)))
-    shuffled = data.draw(st.permutations(rewards))
-    assert kept_values(shuffled, m) == kept_values(rewards, m)
-
-
-@settings(deadline=None)
-@given(INTEGERS, st.data())
+@given(st.lists(st.integers(-1000, 1000), min_size=2, max_size=40), st.data())
 def test_an_offset_or_a_positive_scale_changes_nothing(rewards, data):
     m = data.draw(st.integers(2, len(rewards)))
     offset = data.draw(st.integers(-(10**12), 10**12))
     scale = data.draw(st.sampled_from([2**-10, 3, 1000, 2**30]))
     assert select([scale * value + offset for value in rewards], m) == select(rewards, m)
-
-
-@settings(deadline=None)
-@given(INTEGERS, st.data())
-def test_the_sign_does_not_change_the_variance(rewards, data):
-    m = data.draw(st.integers(2, len(rewards)))
-    mirrored = [-value for value in kept_values([-value for value in rewards], m)]
-    assert spread(mirrored) == spread(kept_values(rewards, m))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +145,7 @@ def test_ties_are_decided_as_documented(reward):
     Tenths are not exact in binary, so their ties would be decided by rounding.
     """
     rng = random.Random(0)
-    for _ in range(1000):
+    for _ in range(400):
         n = rng.randint(2, 14)
         m = rng.randint(2, n)
         values = [rng.randint(0, rng.randint(1, 11)) for _ in range(n)]
@@ -187,30 +158,40 @@ def test_ties_are_decided_as_documented(reward):
         assert select([reward(value) for value in values], m) == sorted(expected), (values, m)
 
 
+HALVES = [0] * 9 + [1] * 7
+
+
 @pytest.mark.parametrize(
-    ("zeros", "ones", "m", "kept_ones"),
-    [(32, 32, 16, 8), (60, 4, 16, 4), (4, 60, 16, 12), (9, 7, 5, 3), (8, 0, 4, 0), (63, 1, 16, 1)],
+    ("rule", "rewards", "m", "expected"),
+    [
+        # Not half and half: that has 17.6875 / 18.75 of the variance.
+        (max_variance, [0, 0, 0, 0, 0, 1, 1, 10], 4, [0, 1, 2, 7]),
+        # 0/1 rewards: half of each kind, one more 1 if m is odd, a rarer kind whole.
+        (max_variance, HALVES, 4, [0, 1, 9, 10]),
+        (max_variance, HALVES, 5, [0, 1, 9, 10, 11]),
+        (max_variance, HALVES[:10], 5, [0, 1, 2, 3, 9]),
+        # torch's sort, unless it is told to be stable, takes arbitrary ones of 64 equals.
+        (max_variance, [1, 0] * 32, 16, list(range(16))),
+        (max_variance, [0.2] * 6, 3, [0, 1, 2]),
+        # In float32 these are all 1e8, and the first two would be kept.
+        (max_variance, [1e8, 1e8 + 1, 1e8 + 2], 2, [0, 2]),
+        # Near the limit of float64 a difference would overflow.
+        (max_variance, [1e308, -1e308, 0, 1e308], 2, [0, 1]),
+        (max_variance, [1.7e308, -1.7e308, 1.7e308, 2], 2, [0, 1]),
+        # The middles of the four quarters.
+        (percentile, list(range(64)), 4, [8, 24, 40, 56]),
+        (percentile, list(range(64))[::-1], 4, [7, 23, 39, 55]),
+        # The few right ones first, and then there may be no failure among the kept.
+        (max_advantage, [0, 0, 1, 0, 0, 0, 1, 0], 3, [0, 2, 6]),
+        (max_advantage, [1, 1, 0, 1, 0, 0, 0, 0], 3, [0, 1, 3]),
+        # Half right and half wrong is the commonest tie of all, whatever rounding says of the mean.
+        (max_advantage, [0.2, 1.2, 0.2, 1.2], 2, [0, 1]),
+        (max_advantage, [0.1, 1.1, 0.1, 1.1], 2, [0, 1]),
+    ],
 )
-def test_zero_one_rewards_are_kept_half_and_half(zeros, ones, m, kept_ones):
-    """With an odd m there is one more 1; a rarer kind is kept whole."""
-    rewards = [0] * zeros + [1] * ones
-    random.Random(0).shuffle(rewards)
-    assert sum(rewards[i] for i in select(rewards, m)) == kept_ones
-
-
-def test_the_default_sort_would_not_do():
-    """64 alternating rewards: torch's unstable sort picks arbitrary ones among the equals."""
-    assert select([1, 0] * 32, 16) == list(range(16))
-
-
-def test_equal_rewards_keep_the_first():
-    assert select([0.2] * 6, 3) == [0, 1, 2]
-
-
-def test_close_python_floats_are_not_merged():
-    """In float32 these are all 1e8, and the first two would be kept."""
-    assert select([1e8, 1e8 + 1, 1e8 + 2], 2) == [0, 2]
-    assert max_variance([[1e8, 1e8 + 1, 1e8 + 2]], 2).tolist() == [[0, 2]]
+def test_rules_on_groups_that_can_be_checked_by_hand(rule, rewards, m, expected):
+    assert select(rewards, m, rule) == expected
+    assert rule([rewards, [0] * len(rewards)], m)[0].tolist() == expected
 
 
 def test_the_rewards_are_left_alone():
@@ -220,26 +201,17 @@ def test_the_rewards_are_left_alone():
     assert rewards.tolist() == before and rewards.requires_grad
 
 
-@pytest.mark.parametrize("offset", [0, 1000])
-def test_a_million_rollouts(offset):
-    generator = torch.Generator().manual_seed(2)
-    grid = (torch.randn(1_000_000, generator=generator) * 2**10).round().long() + offset * 2**10
-    keep = max_variance(grid.float() / 2**10, 250_000)
-    assert keep.shape == (250_000,) and bool((keep.diff() > 0).all())
-    kept = grid[keep].tolist()
-    got = len(kept) * sum(value * value for value in kept) - sum(kept) ** 2
-    assert got == best_split(grid.tolist(), 250_000)
-
-
-def test_many_groups_in_one_call():
+def test_large_groups_with_an_offset_and_outliers():
     generator = torch.Generator().manual_seed(3)
-    grid = torch.randint(0, 1000, (512, 1024), generator=generator)
-    grid[::3, 0] = 10**6  # an outlier in every third group
-    keep = max_variance(grid.float(), 256)
-    assert keep.shape == (512, 256)
-    for row in range(0, 512, 32):
-        kept = grid[row][keep[row]].tolist()
-        assert spread(kept) == best_split(grid[row].tolist(), 256)
+    many = torch.randint(0, 1000, (8, 1024), generator=generator)
+    many[::3, 0] = 10**6  # an outlier in every third group
+    large = (torch.randn(1, 200_000, generator=generator) * 2**10).round().long() + 1000 * 2**10
+    for grid, m in ((many, 256), (large, 50_000)):
+        keep = max_variance(grid.float() / 2**10, m)
+        assert keep.shape == (len(grid), m) and bool((keep.diff() > 0).all())
+        for group, kept in zip(grid.tolist(), grid.gather(1, keep).tolist()):
+            got = m * sum(value * value for value in kept) - sum(kept) ** 2
+            assert got == best_split(group, m)
 
 
 # ---- what rewards come in ------------------------------------------------------------------------
@@ -264,7 +236,7 @@ def test_values_decide_and_not_what_they_come_in(form):
     rng = random.Random(form)
     groups = [[0.1, 0.4, 0.7, 1.0]]
     for grid in ([0, 0.1, 0.2, 1, 1.1, 1.2], [i / 10 for i in range(12)]):
-        groups += [rng.choices(grid, k=rng.randint(4, 40)) for _ in range(150)]
+        groups += [rng.choices(grid, k=rng.randint(4, 40)) for _ in range(60)]
     for group in groups:
         m = 3 if len(group) == 4 else rng.randint(2, len(group))
         for rule in (max_variance, percentile):
@@ -317,10 +289,15 @@ def test_percentile_takes_the_middle_of_each_slice():
         assert select(rewards, m, percentile) == sorted(order[math.floor(q * n)] for q in quantiles)
 
 
-def test_percentile_by_hand():
-    """64 ascending rewards and m = 4: the middles of the four quarters."""
-    assert select(list(range(64)), 4, percentile) == [8, 24, 40, 56]
-    assert select(list(range(64))[::-1], 4, percentile) == [7, 23, 39, 55]
+def test_max_advantage_takes_what_is_farthest_from_the_mean_lowest_index_first():
+    """In whole numbers: n times the distance from the mean."""
+    rng = random.Random(5)
+    for offset, scale in ((0, 1), (0, 2**20), (10**15, 1), (2**52, 1), (0, 2**1020)):
+        for group, m in random_groups(100):
+            group = [offset + scale * (rng.randint(-1, 1) if m % 2 else r - 4) for r in group]
+            distance = [abs(len(group) * r - sum(group)) for r in group]
+            order = sorted(range(len(group)), key=lambda i: (-distance[i], i))
+            assert select([float(r) for r in group], m, max_advantage) == sorted(order[:m])
 
 
 def test_random_subset_is_uniform_over_subsets():
@@ -353,11 +330,7 @@ def test_a_rule_by_name_has_the_same_contract(name):
     assert keep.shape == (3, 2, 4) and keep.dtype == torch.int64
     assert bool((keep.diff(dim=-1) > 0).all())
     assert down_sample(rewards, 9, name).tolist() == [[list(range(9))] * 2] * 3  # m == n: all
-
-
-def test_down_sample_defaults_to_max_variance():
-    rewards = [0, 0, 0, 0, 0, 1, 1, 10]
-    assert torch.equal(down_sample(rewards, 4), max_variance(rewards, 4))
+    assert torch.equal(down_sample(rewards, 4), max_variance(rewards, 4))  # the default
 
 
 # ---- errors: each names the numbers --------------------------------------------------------------
@@ -369,7 +342,7 @@ def test_down_sample_defaults_to_max_variance():
     [
         ([3, 1, 2], 1, "m=1"),
         ([3, 1, 2], 0, "m=0"),
-        ([3, 1, 2], -2, "m=-2"),
+        ([3, 1, 2], 2.5, "integer"),
         ([1, 0, 0.5], 4, "m=4.*n=3"),
         ([[1.0], [0.0]], 2, "m=2.*n=1"),
         ([], 2, r"empty group.*\[0\]"),
@@ -382,7 +355,7 @@ def test_down_sample_defaults_to_max_variance():
     ],
 )
 def test_bad_input_is_refused_by_every_rule(rule, rewards, m, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         down_sample(rewards, m, rule)
 
 
@@ -413,16 +386,3 @@ def test_a_rule_of_ones_own_may_return_lists_in_any_order(monkeypatch):
     monkeypatch.setitem(RULES, "mine", lambda rewards, m: [[3, 0, 2], [1, 3, 0]])
     keep = down_sample(torch.arange(8.0).view(2, 4), 3, "mine")
     assert keep.tolist() == [[0, 2, 3], [0, 1, 3]] and keep.dtype == torch.int64
-
-
-def test_a_fractional_m_is_refused():
-    with pytest.raises(TypeError):
-        max_variance([1, 2, 3], 2.5)
-
-
-def test_rewards_near_the_limit_of_float64_do_not_overflow():
-    assert max_variance([1e308, -1e308, 0, 1e308], 2).tolist() == [0, 1]
-    assert max_variance([[1.7e308, -1.7e308, 1.7e308, 2], [0, 1, 0, 0]], 2).tolist() == [
-        [0, 1],
-        [0, 1],
-    ]

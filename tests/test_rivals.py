@@ -2,15 +2,12 @@
 
 import statistics
 
-import pytest
 import torch
 from conftest import fixed_batch, small
 
 import bench
 import train
-from pods import max_advantage
 from support import run as train_run
-from support.errors import InputError
 from support.run import Run
 from support.settings import Config
 
@@ -26,11 +23,8 @@ def mixed_score(completions, answers, weights=None, opens_think=False):
     return {name: values * times for name, values in parts.items()}
 
 
-finished = []  # of what `step_with` kept, by call
-
-
-def step_with(monkeypatch, **settings) -> tuple[list[list[int]], torch.Tensor]:
-    """What one step kept of each group, and the advantages that the update was given."""
+def step_with(monkeypatch, **settings) -> tuple[list[list[int]], torch.Tensor, torch.Tensor]:
+    """What one step kept of each group; what the update was given: advantages, and who ended."""
     seen = {}
 
     def update(learner, kept, advantages, max_new_tokens):
@@ -47,12 +41,7 @@ def step_with(monkeypatch, **settings) -> tuple[list[list[int]], torch.Tensor]:
         patch.setattr(train, "down_sample", down_sample)
         patch.setattr(train, "update", update)
         train.train_step(Run(small(n=8, m=4, **settings)), 1)
-    finished.append(seen["finished"])
-    return seen["keep"].tolist(), seen["advantages"]
-
-
-def total(i: int) -> float:
-    return ACCURACY[i] + 2 * TAGS[i]
+    return seen["keep"].tolist(), seen["advantages"], seen["finished"]
 
 
 def normalised(values: list[float], over: list[float], scaled: bool = True) -> list[float]:
@@ -68,55 +57,25 @@ def test_the_rule_sees_the_reward_that_it_is_told_to(monkeypatch):
 
 
 def test_advantages_are_those_of_the_total_over_the_kept_or_over_all(monkeypatch):
-    everything = [total(i) for i in range(8)]
-    for select_by in ("total", "accuracy"):
-        for scale in ("std", "none"):
-            how = {"select_by": select_by, "scale": scale}
-            keep, advantages = step_with(monkeypatch, **how)
-            kept = [total(i) for i in keep[0]]
-            expected = [normalised(kept, kept, scale == "std")] * 2
-            torch.testing.assert_close(advantages, torch.tensor(expected))
-            again, advantages = step_with(monkeypatch, advantages="all", **how)
-            assert again == keep
-            expected = [normalised(kept, everything, scale == "std")] * 2
-            torch.testing.assert_close(advantages, torch.tensor(expected))
+    everything = mixed_score("12345678", [])["total"]
+    for select_by, scale in (("total", "std"), ("accuracy", "none")):
+        how = {"select_by": select_by, "scale": scale}
+        keep, advantages, _ = step_with(monkeypatch, **how)
+        kept = [everything[i] for i in keep[0]]
+        expected = [normalised(kept, kept, scale == "std")] * 2
+        torch.testing.assert_close(advantages, torch.tensor(expected))
+        again, advantages, _ = step_with(monkeypatch, advantages="all", **how)
+        assert again == keep
+        expected = [normalised(kept, everything, scale == "std")] * 2
+        torch.testing.assert_close(advantages, torch.tensor(expected))
 
 
 def test_what_was_cut_off_may_have_no_advantage(monkeypatch):
     short = dict(max_new_tokens=20)  # some sums need 19 tokens, most need more
-    _, plain = step_with(monkeypatch, **short)
-    _, masked = step_with(monkeypatch, mask_truncated=True, **short)
-    ended = finished[-1]
+    _, plain, _ = step_with(monkeypatch, **short)
+    _, masked, ended = step_with(monkeypatch, mask_truncated=True, **short)
     assert ended.any() and not ended.all()
     assert torch.equal(masked[ended], plain[ended]) and not masked[~ended].any()
-
-
-def test_max_advantage_takes_what_is_farthest_from_the_mean():
-    generator = torch.Generator().manual_seed(2)
-    for n, m in ((2, 2), (5, 3), (8, 4), (9, 2), (30, 29)):
-        rewards = torch.randint(0, 2**20, (50, n), generator=generator)
-        for group, keep in zip(rewards.tolist(), max_advantage(rewards, m).tolist()):
-            mean = sum(group) / n
-            order = sorted(range(n), key=lambda i: (-abs(group[i] - mean), i))
-            assert keep == sorted(order[:m])
-
-
-def test_max_advantage_takes_equals_by_index_whatever_rounding_says_of_the_mean():
-    """Against exact fractions: half right and half wrong is the commonest tie of all."""
-    assert max_advantage([0.2, 1.2, 0.2, 1.2], 2).tolist() == [0, 1]
-    assert max_advantage([0.1, 1.1, 0.1, 1.1], 2).tolist() == [0, 1]
-    generator = torch.Generator().manual_seed(3)
-    for offset, scale in ((0, 1), (10**15, 1), (2**52, 1), (0, 2**1022)):
-        draws = torch.randint(-1, 2, (100, 9), generator=generator).tolist()
-        for group in [[offset + scale * r for r in draw] for draw in draws]:
-            distance = [abs(9 * r - sum(group)) for r in group]  # 9 times it, in whole numbers
-            order = sorted(range(9), key=lambda i: (-distance[i], i))
-            assert max_advantage([float(r) for r in group], 4).tolist() == sorted(order[:4])
-
-
-def test_max_advantage_of_few_right_ones_takes_them_first():
-    assert max_advantage([0, 0, 1, 0, 0, 0, 1, 0], 3).tolist() == [0, 2, 6]
-    assert max_advantage([1, 1, 0, 1, 0, 0, 0, 0], 3).tolist() == [0, 1, 3]  # no failure among them
 
 
 def test_leaving_out_groups_without_signal_divides_by_the_others_alone():
@@ -129,17 +88,6 @@ def test_leaving_out_groups_without_signal_divides_by_the_others_alone():
         gradients[over] = [weight.grad.clone() for weight in run.model.parameters()]
     for counted, alone in zip(gradients["all"], gradients["signal"], strict=True):
         torch.testing.assert_close(alone, 2 * counted)
-
-
-def test_no_group_with_signal_is_no_division_by_zero():
-    run = Run(small(n=4, m=4, average_over="signal"))
-    stats = train.update(run.learner, *fixed_batch(run, [[1.0] * 4, [0.0] * 4]), 24)
-    assert stats["skipped"] and stats["loss"] == 0.0
-
-
-def test_a_kl_term_and_only_groups_with_signal_do_not_go_together():
-    with pytest.raises(InputError, match="--average-over signal"):
-        Config(average_over="signal", beta=0.1)
 
 
 def test_every_arm_of_the_race_is_a_setting_of_the_loop():

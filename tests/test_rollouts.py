@@ -1,11 +1,13 @@
-"""The sampler against the loss, against brute force, and against transformers' generate."""
+"""The sampler against the loss, brute force, exact sums, and transformers' generate."""
 
+import bisect
+import itertools
 from collections import Counter
 
 import pytest
 import torch
-from conftest import chi_square, random_model
-from torch.nn.functional import pad
+from conftest import Words, random_model
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
@@ -14,18 +16,8 @@ from transformers import (
 )
 
 from logprobs import token_log_probs
-from rollouts import Rollouts, TorchSampler, eos_token_ids, pack
+from rollouts import Rollouts, TorchSampler, draw, eos_token_ids, pack
 from support import tiny
-
-
-class Words:
-    """The least of a tokenizer: token 0 ends and pads, text is the ids in a row."""
-
-    eos_token_id = pad_token_id = 0
-
-    def decode(self, ids, skip_special_tokens):
-        return " ".join(map(str, ids))
-
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [3, 5, 8, 9]]
 ONE_LENGTH = [[3, 1, 4], [6, 5, 3]]
@@ -42,6 +34,14 @@ def same(a: Rollouts, b: Rollouts) -> bool:
 # ---- which distribution --------------------------------------------------------------------------
 
 
+def assert_scored_alike(model, rollouts: Rollouts, temperature: float = 1.0) -> None:
+    """The sampler's log-probs are those that the loss computes."""
+    ids, attention = rollouts.sequences()
+    scored = token_log_probs(model, ids, attention, rollouts.mask.shape[-1], temperature)
+    difference = scored - rollouts.log_probs.flatten(0, 1)
+    assert difference[rollouts.mask.flatten(0, 1)].abs().max() < 1e-4
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
 @pytest.mark.parametrize("prompts", [PROMPTS, ONE_LENGTH])
 def test_its_log_probs_are_those_of_the_loss(model, prompts, temperature):
@@ -49,21 +49,32 @@ def test_its_log_probs_are_those_of_the_loss(model, prompts, temperature):
     model.generation_config.eos_token_id = [0, 5]  # so that some finish early
     rollouts = generate(model, prompts, n=8, temperature=temperature)
     assert rollouts.finished.any()
-    ids, attention = rollouts.sequences()
-    scored = token_log_probs(model, ids, attention, rollouts.mask.shape[-1], temperature)
-    difference = scored - rollouts.log_probs.flatten(0, 1)
-    assert difference[rollouts.mask.flatten(0, 1)].abs().max() < 1e-4
+    assert_scored_alike(model, rollouts, temperature)
 
 
-def test_its_log_probs_are_those_of_the_loss_for_the_tiny_policy():
-    model = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY)
-    tokenizer = tiny.make_tokenizer()
-    prompts = tokenizer(["47+85=", "1+2=", "99+99=", "5="])["input_ids"]
-    rollouts = TorchSampler(model, tokenizer).generate(prompts, 16, 23, 0.9, 0)
-    ids, attention = rollouts.sequences()
-    scored = token_log_probs(model, ids, attention, rollouts.mask.shape[-1], 0.9)
-    difference = scored - rollouts.log_probs.flatten(0, 1)
-    assert difference[rollouts.mask.flatten(0, 1)].abs().max() < 1e-4
+@pytest.mark.parametrize("prompts", [PROMPTS, ONE_LENGTH])
+def test_a_sliding_window_may_be_shorter_than_the_prompt(prompts):
+    """The cache holds all keys; it is the mask that hides those outside the window."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    options = size | heads | {"initializer_range": 0.2, "eos_token_id": 0, "bos_token_id": None}
+    model = MistralForCausalLM(MistralConfig(vocab_size=19, sliding_window=3, **options))
+    assert_scored_alike(model, generate(model, prompts, n=8))
+
+
+def chi_square(counts: Counter, distribution: dict, draws: int) -> float:
+    """How many standard deviations the statistic is above its mean; rare outcomes are one cell."""
+    cells, rare = [], [0, 0.0]
+    for outcome, probability in distribution.items():
+        if probability * draws >= 5:
+            cells.append((counts[outcome], probability * draws))
+        else:
+            rare = [rare[0] + counts[outcome], rare[1] + probability * draws]
+    cells.append((rare[0], max(rare[1], 1.0)))
+    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
+    freedom = len(cells) - 1
+    return (statistic - freedom) / (2 * freedom) ** 0.5
 
 
 def exact_distribution(model, prompt, length, temperature):
@@ -139,6 +150,64 @@ def test_at_a_low_temperature_it_is_greedy_like_transformers(kind):
         assert torch.equal(rollouts.completion_ids[:, i][mask], greedy[:, : mask.shape[1]][mask])
 
 
+# ---- one draw ------------------------------------------------------------------------------------
+
+
+def zipf(V: int, zeros: tuple[int, ...], seed: int) -> torch.Tensor:
+    """Probabilities from a third to far below 2**-24, in no order, float32 [V]."""
+    order = torch.randperm(V, generator=torch.Generator().manual_seed(seed))
+    weights = 1 / torch.arange(1, V + 1, dtype=torch.float64)[order] ** 2.5
+    weights[list(zeros)] = 0
+    return (weights / weights.sum()).float()
+
+
+def test_the_token_is_the_first_whose_sum_exceeds_u(monkeypatch):
+    """Against sums in whole numbers, just below and just above every token's own, in two rows."""
+    zeros = [(), (0, 1, 700, 1998, 1999)]
+    rows = torch.stack([zipf(2000, none, seed) for seed, none in enumerate(zeros)])
+    asked, expected = [], []  # (u, row) and the token
+    for row, probabilities in enumerate(rows.double().tolist()):
+        units = [round(p * 2.0**52) for p in probabilities]
+        sums = list(itertools.accumulate(units))
+        edges = [(edge + side) / sums[-1] for edge in sums for side in (-0.5, 0.5)]
+        edges = [u for u in (0.0, *edges, 1 - 2**-53) if 0 <= u < 1]
+        asked += [(u, row) for u in edges]
+        tokens = [bisect.bisect_right(sums, u * sums[-1]) for u in edges]
+        assert set(tokens) == {i for i, unit in enumerate(units) if unit > 0}  # down to 1e-9
+        assert not set(tokens) & set(zeros[row])
+        expected += tokens
+    order = torch.randperm(len(asked), generator=torch.Generator().manual_seed(2))
+    u, row = torch.tensor(asked, dtype=torch.float64)[order].T
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: u[:, None])
+    token = draw(rows, row.long(), torch.Generator())
+    assert torch.equal(token, torch.tensor(expected)[order])
+
+
+def test_the_vocabulary_may_be_larger_than_multinomial_allows():
+    """And the last of its 2**24 + 3 tokens is found, for which float32 sums have no place."""
+    probabilities = torch.full((1, 2**24 + 3), 0.5 / (2**24 + 2))
+    probabilities[0, -1] = 0.5
+    token = draw(probabilities, torch.zeros(4, dtype=torch.long), torch.Generator().manual_seed(0))
+    assert (token == 2**24 + 2).any() and (token < 2**24).any()
+
+
+def test_a_draw_takes_one_random_number_a_rollout_and_waits_for_nothing():
+    """On a GPU, asking for a number's value or a mask's length would stop everything until then."""
+    called = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            called.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    generator, other = (torch.Generator().manual_seed(3) for _ in range(2))
+    with Watch():
+        draw(torch.full((2, 1000), 1e-3), torch.tensor([0, 1, 1]), generator)
+    assert not [name for name in called if "_local_scalar_dense" in name or "nonzero" in name]
+    torch.rand(3, dtype=torch.float64, generator=other)
+    assert torch.equal(generator.get_state(), other.get_state())
+
+
 # ---- seeds ---------------------------------------------------------------------------------------
 
 
@@ -151,20 +220,18 @@ def test_the_seed_alone_decides(model):
     assert not same(generate(model, seed=2), first)
 
 
-def test_the_rollouts_of_a_prompt_differ():
-    rollouts = generate(random_model("qwen2"), [[3, 1, 4]] * 2, n=8)
-    assert len({tuple(row) for row in rollouts.completion_ids.flatten(0, 1).tolist()}) > 12
-
-
 # ---- the work it does ----------------------------------------------------------------------------
 
 
 def test_each_distinct_prefix_is_computed_once_and_finished_rows_leave_the_batch(model):
     model.generation_config.eos_token_id = [0, 5]  # so that some finish early
     shapes = []
-    model.register_forward_pre_hook(
-        lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
+
+    def watch(module, args, kwargs) -> None:
+        assert not torch.is_grad_enabled()
+        shapes.append(tuple(kwargs["input_ids"].shape))
+
+    model.register_forward_pre_hook(watch, with_kwargs=True)
     rollouts = generate(model, n=16, temperature=1.3, seed=1)
     lengths = rollouts.mask.sum(-1)
     assert shapes[0] == (3, 7)  # P prompts, not P * n
@@ -205,19 +272,6 @@ def test_the_mode_is_restored_after_an_error():
     assert model.training
 
 
-def test_rollouts_can_be_trained_on():
-    """Generation keeps no graph, and its tensors may be saved for the backward pass."""
-    model, grad_enabled = random_model("qwen2"), []
-    hook = model.register_forward_pre_hook(lambda *_: grad_enabled.append(torch.is_grad_enabled()))
-    rollouts = generate(model)
-    hook.remove()
-    assert not any(grad_enabled)
-    ids, attention = rollouts.sequences()
-    log_probs = token_log_probs(model, ids, attention, rollouts.mask.shape[-1])
-    (log_probs * rollouts.log_probs.flatten(0, 1)).sum().backward()
-    assert not rollouts.log_probs.is_inference() and not rollouts.log_probs.requires_grad
-
-
 # ---- where a completion ends ---------------------------------------------------------------------
 
 
@@ -238,21 +292,14 @@ def test_a_completion_ends_with_its_first_eos(model):
 def test_every_eos_of_the_model_and_of_the_tokenizer_ends():
     """Chat models often have two: end of turn and end of text."""
     model = random_model("qwen2")
-    model.generation_config.eos_token_id = [7, 2]
-    assert eos_token_ids(model, Words()) == [0, 2, 7]
+    for eos, expected in ((None, [0]), (7, [0, 7]), ([7, 2], [0, 2, 7])):
+        model.generation_config.eos_token_id = eos
+        assert eos_token_ids(model, Words()) == expected
     rollouts = generate(model, n=64, temperature=1.5)
     last = rollouts.completion_ids.gather(-1, rollouts.mask.sum(-1, keepdim=True) - 1)[..., 0]
     assert set(last[rollouts.finished].tolist()) == {0, 2, 7}
     inner = rollouts.mask.clone().scatter_(-1, rollouts.mask.sum(-1, keepdim=True) - 1, False)
     assert not set(rollouts.completion_ids[inner].tolist()) & {0, 2, 7}
-
-
-def test_one_eos_as_a_number_and_none_at_all():
-    model = random_model("qwen2")
-    model.generation_config.eos_token_id = 7
-    assert eos_token_ids(model, Words()) == [0, 7]
-    model.generation_config.eos_token_id = None
-    assert eos_token_ids(model, Words()) == [0]
 
 
 def test_masks_come_from_lengths_where_padding_is_eos():
@@ -273,18 +320,13 @@ def test_masks_come_from_lengths_where_padding_is_eos():
     assert rollouts.prompt_mask.tolist() == [[True, True], [False, True]]
 
 
-def test_a_second_eos_does_not_count_as_truncated():
-    rollouts = pack([[1]], [[5, 6, 7], [5, 2]], [[0.0] * 3, [0.0] * 2], [2, 7], Words())
-    assert rollouts.mask[0].int().tolist() == [[1, 1, 1], [1, 1, 0]]
-    assert rollouts.finished.tolist() == [[True, True]]
-
-
 def test_empty_completions_are_packed():
     rollouts = pack([[1], [2]], [[], [5], [], []], [[], [-1.0], [], []], [0], Words())
     assert rollouts.mask.tolist() == [[[False], [True]], [[False], [False]]]
     assert not rollouts.finished.any()
     nothing = pack([[1]], [[], []], [[], []], [0], Words())
     assert nothing.completion_ids.shape == nothing.mask.shape == (1, 2, 0)
+    assert nothing.select(torch.tensor([[0, 1]])).finished.tolist() == [[False, False]]
 
 
 # ---- the record ----------------------------------------------------------------------------------
@@ -305,7 +347,9 @@ def numbered(P=2, n=4) -> Rollouts:
     )
 
 
-@pytest.mark.parametrize("keep", [[[1, 3], [0, 2]], [[2, 0], [3, 0]], [[0, 1, 2, 3]] * 2])
+@pytest.mark.parametrize(
+    "keep", [[[1, 3], [0, 2]], [[2, 0], [3, 0]], [[0, 2], [0, 3]], [[0, 1, 2, 3]] * 2]
+)
 def test_select_takes_every_field_from_the_same_rows(keep):
     everything, kept = numbered(), numbered().select(torch.tensor(keep))
     T = max(everything.mask[p, i].sum().item() for p, row in enumerate(keep) for i in row)
@@ -321,39 +365,18 @@ def test_select_takes_every_field_from_the_same_rows(keep):
     assert torch.equal(kept.prompt_mask, everything.prompt_mask)
 
 
-def test_select_trims_to_the_longest_kept():
-    assert numbered().select(torch.tensor([[0, 2], [0, 3]])).mask.shape == (2, 2, 5)
-
-
 def test_sequences_join_each_rollout_with_its_own_prompt():
     rollouts = numbered()
     ids, attention = rollouts.sequences()
     assert ids.shape == attention.shape == (8, 2 + 9)
-    for p in range(2):
-        for i in range(4):
-            row = 4 * p + i
-            assert ids[row].tolist() == [
-                *rollouts.prompt_ids[p].tolist(),
-                *rollouts.completion_ids[p, i].tolist(),
-            ]
-            expected = pad(rollouts.mask[p, i], (2, 0), value=True)
-            expected[:2] = rollouts.prompt_mask[p]
-            assert torch.equal(attention[row], expected)
-
-
-def test_sync_takes_the_new_weights():
-    old, new = random_model("qwen2", seed=0), random_model("qwen2", seed=1)
-    sampler = TorchSampler(old, Words())
-    sampler.sync(new)
-    assert same(sampler.generate(PROMPTS, 4, 10, 1.0, 0), generate(new))
+    for row, (p, i) in enumerate(itertools.product(range(2), range(4))):
+        expected = [rollouts.prompt_ids[p], rollouts.completion_ids[p, i]]
+        assert torch.equal(ids[row], torch.cat(expected))
+        expected = [rollouts.prompt_mask[p], rollouts.mask[p, i]]
+        assert torch.equal(attention[row], torch.cat(expected))
 
 
 # ---- errors --------------------------------------------------------------------------------------
-
-
-def test_an_empty_prompt_is_refused():
-    with pytest.raises(ValueError, match="empty prompt"):
-        generate(random_model("qwen2"), [[1, 2], []])
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
@@ -365,25 +388,18 @@ def test_what_does_not_fit_the_positions_is_refused(kind):
     assert generate(model, max_new_tokens=57).mask.shape[-1] <= 57
 
 
-@pytest.mark.parametrize("prompts", [PROMPTS, ONE_LENGTH])
-def test_a_sliding_window_may_be_shorter_than_the_prompt(prompts):
-    """The cache holds all keys; it is the mask that hides those outside the window."""
-    torch.manual_seed(0)
-    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    options = size | heads | {"initializer_range": 0.2, "eos_token_id": 0, "bos_token_id": None}
-    model = MistralForCausalLM(MistralConfig(vocab_size=19, sliding_window=3, **options))
-    rollouts = generate(model, prompts, n=8)
-    ids, attention = rollouts.sequences()
-    scored = token_log_probs(model, ids, attention, rollouts.mask.shape[-1])
-    difference = scored - rollouts.log_probs.flatten(0, 1)
-    assert difference[rollouts.mask.flatten(0, 1)].abs().max() < 1e-4
-
-
-@pytest.mark.parametrize("temperature", [0, -1, float("nan")])
-def test_a_temperature_that_makes_no_policy_is_an_error(temperature):
-    with pytest.raises(ValueError, match="temperature"):
-        generate(random_model("qwen2"), PROMPTS, temperature=temperature)
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({"prompts": [[1, 2], []]}, "empty prompt"),
+        ({"temperature": 0}, "temperature=0"),
+        ({"temperature": -1}, "temperature=-1"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+    ],
+)
+def test_what_makes_no_policy_is_refused(request_, words):
+    with pytest.raises(ValueError, match=words):
+        generate(random_model("qwen2"), **request_)
 
 
 def test_a_policy_without_finite_logits_cannot_be_sampled():
@@ -392,8 +408,3 @@ def test_a_policy_without_finite_logits_cannot_be_sampled():
         model.model.norm.weight.fill_(float("nan"))
     with pytest.raises(RuntimeError, match="not finite"):
         generate(model)
-
-
-def test_selecting_from_empty_completions_works():
-    nothing = pack([[1]], [[], []], [[], []], [0], Words())
-    assert nothing.select(torch.tensor([[0, 1]])).finished.tolist() == [[False, False]]

@@ -62,6 +62,13 @@ def assert_same_gradient(gradient, expected, tolerance=1e-5):
     assert (gradient - expected).norm() < tolerance * expected.norm()
 
 
+def assert_same_policy(model, inputs, log_probs, whole, tolerance=1e-5) -> None:
+    """Log-probs and gradient, of the tokens that count, are those of whole rows."""
+    mask = inputs[2]
+    assert (log_probs - whole)[mask].abs().max() < tolerance
+    assert_same_gradient(gradient(model, log_probs, mask), gradient(model, whole, mask))
+
+
 @pytest.fixture
 def read(monkeypatch) -> list[tuple[int, int]]:
     """The shape of what the decoder reads, pass by pass."""
@@ -100,12 +107,10 @@ def test_log_probs_and_gradient_are_those_of_whole_rows(
 
 
 def test_a_completion_of_one_token_is_scored_by_the_prompt_alone(model, read):
-    ids, attention, mask = groups(lengths=((1, 1), (1, 1), (1, 1)))
+    inputs = ids, attention, _ = groups(lengths=((1, 1), (1, 1), (1, 1)))
     log_probs = token_log_probs(model, ids, attention, 1)
     assert read == [(3, 7), (6, 1)]
-    expected = full_log_probs(model, ids, attention, 1, 1.0)
-    assert (log_probs - expected).abs().max() < 1e-5
-    assert_same_gradient(gradient(model, log_probs, mask), gradient(model, expected, mask))
+    assert_same_policy(model, inputs, log_probs, full_log_probs(model, ids, attention, 1, 1.0))
 
 
 def test_prompts_are_told_apart_by_their_tokens_and_their_padding(read):
@@ -124,13 +129,11 @@ def test_prompts_are_told_apart_by_their_tokens_and_their_padding(read):
 def test_with_an_adapter(kind, read):
     """It is in the layers, so both passes have it; the base model has no gradient."""
     plain, model = adapted(kind)
-    ids, attention, mask = groups()
+    inputs = ids, attention, mask = groups()
     T = mask.shape[1]
     log_probs = token_log_probs(model, ids, attention, T)
     assert len(read) == 2
-    whole = by_whole_rows(model, ids, attention, T)
-    assert (log_probs - whole)[mask].abs().max() < 1e-5
-    assert_same_gradient(gradient(model, log_probs, mask), gradient(model, whole, mask))
+    assert_same_policy(model, inputs, log_probs, by_whole_rows(model, ids, attention, T))
     read.clear()
     with model.disable_adapter():  # the KL's reference
         reference = token_log_probs(model, ids, attention, T)
@@ -162,7 +165,7 @@ def test_in_bfloat16_it_is_as_far_from_float32_as_whole_rows_are(model, stored, 
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 9])
-def test_the_gradient_does_not_depend_on_the_micro_batches(model, size):
+def test_the_gradient_does_not_depend_on_the_micro_batches(model, size, read):
     """Of micro-batches of one row none shares its prompt; of larger ones some rows do."""
     ids, attention, mask = groups()
     T = mask.shape[1]
@@ -176,19 +179,15 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(model, size):
 
 
 @pytest.mark.skipif("SMOLLM2" not in os.environ, reason="SMOLLM2 is no model's folder")
-@pytest.mark.parametrize("sizes", [(1, 4, 40, 20), (3, 3, 20, 30)])
-def test_with_a_real_model(sizes, read):
-    P, m, L, T = sizes
+def test_with_a_real_model(read):
     model = AutoModelForCausalLM.from_pretrained(os.environ["SMOLLM2"])
-    lengths = tuple(tuple(range(T - m, T)) for _ in range(P))
-    vocabulary = model.config.vocab_size
-    ids, attention, mask = groups(range(L - P, L), lengths, vocab_size=vocabulary)
+    lengths, vocabulary = ((9, 12, 6), (11, 10, 12)), model.config.vocab_size
+    inputs = ids, attention, mask = groups((17, 20), lengths, vocab_size=vocabulary)
     T = mask.shape[1]
     log_probs = token_log_probs(model, ids, attention, T, 0.9)
     assert len(read) == 2
     whole = by_whole_rows(model, ids, attention, T, 0.9)
-    assert (log_probs - whole)[mask].abs().max() < 1e-4
-    assert_same_gradient(gradient(model, log_probs, mask), gradient(model, whole, mask))
+    assert_same_policy(model, inputs, log_probs, whole, tolerance=1e-4)
 
 
 # ---- when rows are read whole --------------------------------------------------------------------
@@ -201,14 +200,6 @@ def test_prompts_are_read_once_where_that_saves_enough_tokens(model, read, monke
         read.clear()
         token_log_probs(model, ids, torch.ones_like(ids), 5)
         assert len(read) == passes
-
-
-def test_rows_of_different_prompts_are_read_whole(model, read):
-    ids, attention, mask = groups(lengths=((6,), (5,), (4,)))
-    log_probs = token_log_probs(model, ids, attention, mask.shape[1])
-    assert read == [(3, 12)]
-    expected = full_log_probs(model, ids, attention, mask.shape[1], 1.0)
-    assert (log_probs - expected)[mask].abs().max() < 1e-5
 
 
 def test_checkpointed_layers_read_rows_whole(model, read):
@@ -225,46 +216,51 @@ def test_checkpointed_layers_read_rows_whole(model, read):
         assert_same_gradient(found, expected)
 
 
-@pytest.mark.parametrize(("window", "passes"), [(3, 1), (12, 1), (13, 2), (64, 2), (None, 2)])
-def test_a_sliding_window_must_hold_the_row(window, passes, read):
-    """Rows of 13 tokens: a shorter window forgets a part of the prompt on the way."""
+TWO_KINDS = {"use_sliding_window": True, "max_window_layers": 1}
+
+
+def made(kind: str, **options):
+    """A model whose layers are of this kind."""
     torch.manual_seed(0)
-    model = MistralForCausalLM(MistralConfig(sliding_window=window, **SIZE, **HEADS))
-    ids, attention, mask = groups()
+    if kind == "recurrent":  # its configuration does not say so
+        return RwkvForCausalLM(RwkvConfig(vocab_size=19, hidden_size=32, num_hidden_layers=2))
+    if kind == "state space":
+        return MambaForCausalLM(MambaConfig(**SIZE, state_size=4))
+    if kind == "convolutions":
+        kinds = ["conv", "full_attention"]
+        return Lfm2ForCausalLM(Lfm2Config(**SIZE, **HEADS, layer_types=kinds))
+    if kind == "windows":
+        return MistralForCausalLM(MistralConfig(**options, **SIZE, **HEADS))
+    return random_model("qwen2", **options)
+
+
+EQUALLY_LONG = {"prompts": (7, 7, 7), "lengths": ((6, 6), (6, 6), (6, 6))}  # without padding
+ONE_ROW_EACH = {"lengths": ((6,), (5,), (4,))}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "rows", "passes"),
+    [
+        ("attention", {}, ONE_ROW_EACH, 1),
+        # Rows of 13 tokens: a shorter window forgets a part of the prompt on the way.
+        ("windows", {"sliding_window": 3}, {}, 1),
+        ("windows", {"sliding_window": 12}, {}, 1),
+        ("windows", {"sliding_window": 13}, {}, 2),
+        ("windows", {"sliding_window": None}, {}, 2),
+        ("attention, windows", TWO_KINDS | {"sliding_window": 8}, {}, 1),
+        # What a layer without keys and values remembers of the prompt is not handed on.
+        ("recurrent", {}, EQUALLY_LONG, 1),
+        ("state space", {}, EQUALLY_LONG, 1),
+        ("convolutions", {}, EQUALLY_LONG, 1),
+    ],
+)
+def test_rows_are_read_whole_where_keys_and_values_would_not_do(kind, options, rows, passes, read):
+    model = made(kind, **options)
+    inputs = ids, attention, mask = groups(**rows)
     T = mask.shape[1]
     log_probs = token_log_probs(model, ids, attention, T)
     assert len(read) == passes
-    expected = full_log_probs(model, ids, attention, T, 1.0)
-    assert (log_probs - expected)[mask].abs().max() < 1e-5
-    assert_same_gradient(gradient(model, log_probs, mask), gradient(model, expected, mask))
-
-
-def test_a_window_in_some_of_the_layers(read):
-    options = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
-    model = random_model("qwen2", **options)
-    assert model.config.layer_types == ["full_attention", "sliding_attention"]
-    ids, attention, mask = groups()
-    log_probs = token_log_probs(model, ids, attention, mask.shape[1])
-    assert len(read) == 1
-    expected = full_log_probs(model, ids, attention, mask.shape[1], 1.0)
-    assert (log_probs - expected)[mask].abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("kind", ["recurrent", "state space", "convolutions"])
-def test_layers_without_keys_and_values_read_rows_whole(kind, read):
-    torch.manual_seed(0)
-    if kind == "recurrent":  # its configuration does not say so
-        model = RwkvForCausalLM(RwkvConfig(vocab_size=19, hidden_size=32, num_hidden_layers=2))
-    elif kind == "state space":
-        model = MambaForCausalLM(MambaConfig(**SIZE, state_size=4))
-    else:
-        kinds = ["conv", "full_attention"]
-        model = Lfm2ForCausalLM(Lfm2Config(**SIZE, **HEADS, layer_types=kinds))
-    ids, attention, mask = groups(prompts=(7, 7, 7), lengths=((6, 6), (6, 6), (6, 6)))
-    log_probs = token_log_probs(model, ids, attention, mask.shape[1])
-    assert len(read) == 1
-    expected = full_log_probs(model, ids, attention, mask.shape[1], 1.0)
-    assert (log_probs - expected)[mask].abs().max() < 1e-5
+    assert_same_policy(model, inputs, log_probs, full_log_probs(model, ids, attention, T, 1.0))
 
 
 def test_a_model_that_knows_no_cache_reads_rows_whole(read):

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 import support.run
 import train
-from grpo import grpo_loss
+from grpo import LOSS_TYPES, grpo_loss
 from logprobs import token_log_probs
 from support import tiny
 from support.errors import InputError
@@ -30,23 +30,19 @@ from support.settings import Config
 
 
 def test_learning_is_real(tmp_path):
-    """Thirty steps lift held-out accuracy by far more than its standard error of 0.017."""
-    rows = train.train(Config(steps=30, eval_every=0), tmp_path / "run")
-    before, after = rows[0]["eval_accuracy"], rows[-1]["eval_accuracy"]
-    assert before < 0.42
-    assert after > 0.6
+    """24 steps lift held-out accuracy by far more than its standard error of 0.017."""
+    rows = train.train(Config(steps=24, eval_every=0), tmp_path / "run")
+    assert rows == metrics(tmp_path / "run")  # what is returned is what is logged
+    assert [row["step"] for row in rows if "eval" in row] == [0, 24]
+    assert rows[0]["eval_accuracy"] < 0.42
+    assert rows[-1]["eval_accuracy"] > 0.55
 
 
 def test_same_seed_same_run_other_seed_other_run(finished, tmp_path):
     train.train(small(), tmp_path / "again")
     assert without_times(tmp_path / "again") == without_times(finished)
-    train.train(small(seed=1), tmp_path / "other")
-    assert without_times(tmp_path / "other") != without_times(finished)
-
-
-def test_what_is_returned_is_what_is_logged(tmp_path):
-    rows = train.train(small(steps=2), tmp_path / "run")
-    assert rows == metrics(tmp_path / "run")
+    train.train(small(seed=1, steps=2), tmp_path / "other")
+    assert without_times(tmp_path / "other")[:2] != without_times(finished)[:2]
 
 
 def test_minutes_limit_ends_the_run(tmp_path):
@@ -54,12 +50,6 @@ def test_minutes_limit_ends_the_run(tmp_path):
     assert rows[-1]["time"] >= 0.6
     assert rows[-2]["time"] < 0.6
     assert "eval_accuracy" in rows[-1]
-
-
-def test_evaluations_are_before_after_and_in_between_as_asked(tmp_path):
-    for every, steps in ((0, [0, 3]), (2, [0, 2, 3]), (1, [0, 1, 2, 3])):
-        rows = train.train(small(steps=3, eval_every=every), tmp_path / str(every))
-        assert [row["step"] for row in rows if "eval" in row] == steps
 
 
 def test_training_works_outside_the_main_thread(tmp_path):
@@ -94,11 +84,10 @@ def test_logged_reward_is_of_all_rollouts_not_of_the_kept(monkeypatch):
     assert [group["kept"] for group in logs["groups"]] == [[0, 1, 2, 7]] * 2
 
 
-def test_groups_without_signal_are_counted_and_the_run_goes_on(tmp_path, monkeypatch):
+def test_groups_without_signal_are_counted(monkeypatch):
     monkeypatch.setattr(support.run, "score", with_rewards([1.2]))
-    rows = train.train(small(steps=3), tmp_path / "run")
-    assert [row["groups_without_signal"] for row in rows[1:]] == [2, 2, 2]
-    assert [row["skipped"] for row in rows[1:]] == [1, 1, 1]
+    row, _ = train.train_step(Run(small()), 1)
+    assert (row["groups"], row["groups_without_signal"], row["skipped"]) == (2, 2, 1)
 
 
 def test_learning_rate_warms_up_then_stays():
@@ -120,14 +109,19 @@ def updated(config: Config, rewards) -> tuple[Run, dict]:
     return run, train.update(run.learner, *fixed_batch(run, rewards), run.max_new_tokens)
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
-def test_gradient_is_that_of_all_kept_rollouts_whatever_the_micro_batch(loss_type):
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_gradient_is_that_of_all_kept_rollouts_whatever_the_micro_batch(loss_type, beta):
     """Against one plain pass over all rows, the group without signal computed and counted."""
-    config = small(n=5, m=5, loss_type=loss_type, max_grad_norm=1e9)
+    config = small(n=5, m=5, loss_type=loss_type, beta=beta, max_grad_norm=1e9)
     run = Run(config)
     kept, advantages = fixed_batch(run, REWARDS)
     ids, attention = kept.sequences()
-    current = token_log_probs(run.model, ids, attention, kept.mask.shape[-1], 1.0)
+    T = kept.mask.shape[-1]
+    reference = token_log_probs(run.model, ids, attention, T).detach()
+    with torch.no_grad():
+        run.model.model.norm.weight.mul_(1.1)  # away from the reference
+    current = token_log_probs(run.model, ids, attention, T)
     loss = grpo_loss(
         current,
         current.detach(),
@@ -135,6 +129,8 @@ def test_gradient_is_that_of_all_kept_rollouts_whatever_the_micro_batch(loss_typ
         kept.mask.flatten(0, 1),
         loss_type=loss_type,
         max_completion_length=run.max_new_tokens,
+        beta=beta,
+        ref_log_probs=reference,
     )
     loss.backward()
     expected = {name: p.grad.clone() for name, p in run.model.named_parameters()}
@@ -157,24 +153,28 @@ def test_a_gradient_above_the_limit_is_scaled_down_to_it_and_said_as_it_was():
     assert norms[1e9][0] == pytest.approx(norms[1e9][1], rel=1e-5) and norms[1e9][1] > 0.1
 
 
-def test_no_signal_anywhere_makes_no_step():
+@pytest.mark.parametrize("over", ["all", "signal"])
+def test_no_signal_anywhere_makes_no_step(over):
     before = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY).state_dict()
-    run, stats = updated(small(n=4, m=4), [[0.0] * 4, [1.0] * 4])
+    run, stats = updated(small(n=4, m=4, average_over=over), [[0.0] * 4, [1.0] * 4])
     nothing = {"mean": None, "max": None}
     idle = {"loss": 0.0, "grad_norm": 0.0, "skipped": True, "entropy": None}
     assert stats == idle | {"logprob_gap": nothing}
     assert_equal(run.model.state_dict(), before)
 
 
-def test_kl_is_computed_for_groups_without_signal_too():
-    """Their advantage is 0, but the pull towards the reference is not."""
-    run = Run(small(n=4, m=4, beta=0.5))
-    with torch.no_grad():
-        run.model.model.norm.weight.mul_(1.1)  # away from the reference
-    batch = fixed_batch(run, [[0.0] * 4, [1.0] * 4])
-    stats = train.update(run.learner, *batch, run.max_new_tokens)
-    assert stats["loss"] > 0
-    assert stats["grad_norm"] > 0
+def test_a_sampler_of_another_policy_is_measured_and_corrected():
+    """Rollouts whose reported log-probs are 0.1 too low: every weight is exp(0.1)."""
+    stats = {}
+    for cap in (0.0, 2.0):
+        run = Run(small(importance_cap=cap))
+        rollouts, advantages = fixed_batch(run, [[1.0, 0.0, 0.5, 0.2]] * 2)
+        rollouts.log_probs -= 0.1
+        stats[cap] = train.update(run.learner, rollouts, advantages, run.max_new_tokens)
+        assert stats[cap]["logprob_gap"]["mean"] == pytest.approx(0.1, abs=1e-4)
+        assert stats[cap]["logprob_gap"]["max"] == pytest.approx(0.1, abs=1e-3)
+    ratio = stats[2.0]["grad_norm"] / stats[0.0]["grad_norm"]
+    assert ratio == pytest.approx(math.exp(0.1), rel=1e-3)
 
 
 def test_old_log_probs_are_those_before_the_first_of_several_steps(monkeypatch):

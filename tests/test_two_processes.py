@@ -20,16 +20,14 @@ from conftest import (
     TASK,
     assert_equal,
     assert_same_run,
-    flags,
     has_logged,
     log_probs,
     metrics,
     run_command,
-    small,
     wait_for,
     without_times,
 )
-from two_processes import CASES, KINDS, evaluated, gradients, learn
+from two_processes import CASES, KINDS, SMALL, arguments, evaluated, gradients
 
 import train
 from support.adapters import add_lora
@@ -149,15 +147,6 @@ def test_every_process_has_its_own_prompts_and_random_numbers(found):
         assert len({str(step[what]) for step in steps}) == 6, what
 
 
-def test_two_processes_learn_like_one_with_as_many_prompts(found):
-    """Three seeds; the means differ by less than four standard errors of their difference."""
-    two, one = torch.tensor(found[0]["learn"]), torch.tensor(learn(TASK, 4))
-    assert found[0]["learn"] == found[1]["learn"]
-    assert min(two.min(), one.min()) > 0.5  # from 0.34
-    error = ((two.var() + one.var()) / 3 + 2 * 0.022**2 / 3).sqrt()
-    assert (two.mean() - one.mean()).abs() < 4 * error, (two, one)
-
-
 def test_two_processes_evaluate_like_one(found, out):
     alone = evaluated(TASK)["arithmetic"]
     for rank in (0, 1):
@@ -170,23 +159,7 @@ def test_two_processes_evaluate_like_one(found, out):
     assert [row["problem"] for row in rows] == list(range(30))
 
 
-# ---- what is exchanged, and who speaks -----------------------------------------------------------
-
-
-def test_processes_exchange_and_the_first_one_writes(found):
-    first, second = (process["exchanged"] for process in found)
-    assert (first["rank"], second["rank"]) == ((0, 2, True), (1, 2, False))
-    for one in (first, second):
-        assert one["gather"] == [0, 10]
-        assert one["any"] == [True, False]
-        assert one["combined"] == {"groups": 8, "reward": 0.5}
-    assert first["on_first"] == [0, 7] and second["on_first"] == [0, None]
-
-
-def test_what_fails_in_the_first_process_ends_the_others_without_a_word(found):
-    first, second = (process["exchanged"] for process in found)
-    assert (first["OSError"], first["InputError"]) == ("OSError", "InputError")
-    assert (second["OSError"], second["InputError"]) == (1, 2)  # the exit codes
+# ---- who speaks ----------------------------------------------------------------------------------
 
 
 def test_bad_input_is_said_once(found):
@@ -194,11 +167,15 @@ def test_bad_input_is_said_once(found):
         (code, _, errors), (other, _, nothing) = (process[work] for process in found)
         assert code == other == 2
         assert errors.count("\n") == 1 and words in errors and nothing == ""
+    # The first process alone looks at its folder, and the others end with it without a word.
+    (code, _, errors), (other, _, nothing) = (process["full folder"] for process in found)
+    assert code == other == 2
+    assert "is not empty" in errors and "train.py: " not in nothing
     # A folder may be missing on one machine only, so of that each process speaks for itself.
     (_, output, errors), (_, nothing, others) = (process["bad model"] for process in found)
     assert errors.startswith("train.py: --model ./missing") and errors.count("\n") == 1
     assert others.startswith("train.py: process 1: --model ./missing") and others.count("\n") == 1
-    assert "settings from" in output and nothing == ""
+    assert "settings that differ" in output and nothing == ""
 
 
 def test_a_file_that_cannot_be_written_is_said_once(found, out):
@@ -242,35 +219,21 @@ def test_a_sharded_adapter_leaves_an_ordinary_one_and_the_merged_model(found, ou
 
 # ---- whole runs ----------------------------------------------------------------------------------
 
-TWO = dict(prompts_per_step=1, steps=40, eval_problems=17, eval_every=15)
-OPTIONS = {"whole": [], "--shard": ["--shard"]}
-# How a run is stopped, one after the other. SIGKILL: one process dies. SIGTERM: to the launcher.
-# SIGINT: to all, as by a terminal.
-STOPS = {"whole": (signal.SIGKILL, signal.SIGINT), "--shard": (signal.SIGTERM, signal.SIGKILL)}
 
-
-@pytest.fixture(scope="module", params=["whole", "--shard"])
-def whole_run(request, tmp_path_factory) -> tuple[str, Path]:
-    """The kind and the folder of an uninterrupted run of two processes."""
-    kind, out = request.param, tmp_path_factory.mktemp("runs") / "whole"
-    options = OPTIONS[kind]
-    printed = run_together(train_py(*flags(**TWO), *options, "--out", out), out)
-    spread = "weights spread over them" if options else "each with all weights"
-    assert f"in each of 2 processes ({spread})" in printed
-    assert printed.count("writing to") == 1
-    return kind, out
-
-
-def test_one_process_writes(whole_run):
-    _, out = whole_run
-    rows = metrics(out)
-    assert [row["step"] for row in rows] == list(range(41))
+@pytest.mark.parametrize(
+    ("kind", "weights"), [("", "each with all weights"), (", --shard", "weights spread over them")]
+)
+def test_one_process_speaks_and_writes(found, out, kind, weights):
+    (code, printed, _), (other, nothing, _) = (process["run" + kind] for process in found)
+    assert code == other == 0 and nothing == ""
+    assert f"in each of 2 processes ({weights})" in printed
+    run = out / f"run{kind}"
+    rows = metrics(run)
+    assert [row["step"] for row in rows] == list(range(SMALL["steps"] + 1))
     assert {row["groups"] for row in rows[1:]} == {2}  # of both together
     assert rows[-1]["eval"][TASK]["problems"] == 17
-    assert (
-        len((out / "rollouts.jsonl").read_text().splitlines()) == 40 * 2 * 4
-    )  # four texts of a group
-    state, saved = load_checkpoint(out / "checkpoint"), load_model(str(out / "model"))[0]
+    assert len(metrics(run, "rollouts.jsonl")) == SMALL["steps"] * 2 * 4  # four texts of a group
+    state, saved = load_checkpoint(run / "checkpoint"), load_model(str(run / "model"))[0]
     assert state["processes"] == 2
     weights = dict(saved.named_parameters())
     assert state["model"].keys() == weights.keys()
@@ -279,18 +242,24 @@ def test_one_process_writes(whole_run):
     assert max(gap for gap in gaps if gap is not None) < 1e-4  # the sampler has these weights
 
 
-def test_a_run_that_was_stopped_twice_is_in_the_end_the_same(whole_run, tmp_path):
-    (kind, whole), out = whole_run, tmp_path / "stopped"
-    start = [*flags(**TWO), *OPTIONS[kind]]
-    for number, rows in zip(STOPS[kind], (5, 16), strict=True):
+# One after the other. SIGKILL: one process dies. SIGTERM: to the launcher. SIGINT: to all, as by a
+# terminal.
+STOPS = [([], (signal.SIGKILL, signal.SIGINT)), (["--shard"], (signal.SIGTERM,))]
+
+
+@pytest.mark.parametrize(("options", "stops"), STOPS)
+def test_a_run_that_was_stopped_is_in_the_end_the_same(found, out, tmp_path, options, stops):
+    stopped = tmp_path / "stopped"
+    start = arguments(TASK, *options)
+    for number, rows in zip(stops, (5, 12)):
         process = subprocess.Popen(
-            train_py(*start, "--out", out),
+            train_py(*start, "--out", stopped),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
-        wait_for(has_logged(out, rows), process)
+        wait_for(has_logged(stopped, rows), process)
         if number == signal.SIGKILL:
             list_children = ["pgrep", "-P", str(process.pid)]
             children = subprocess.run(list_children, capture_output=True, text=True, check=True)
@@ -301,23 +270,24 @@ def test_a_run_that_was_stopped_twice_is_in_the_end_the_same(whole_run, tmp_path
             os.killpg(process.pid, number)
         output, errors = process.communicate(timeout=300)
         assert process.returncode != 0
-        done = metrics(out)[-1]["step"]
-        assert done < 40
+        done = metrics(stopped)[-1]["step"]
+        assert done < SMALL["steps"]
         if number == signal.SIGKILL:
             assert "another process has ended" in errors
         else:
-            assert f"the same launcher (2 processes) and train.py --resume --out {out}" in output
-            assert (out / "checkpoint" / f"step_{done:06}.pt").exists()
+            again = f"the same launcher (2 processes) and train.py --resume --out {stopped}"
+            assert again in output
+            assert (stopped / "checkpoint" / f"step_{done:06}.pt").exists()
         assert "Error: " not in errors.split("another process has ended")[0].split("elastic")[0]
         start = ["--resume"]
-    run_together(train_py("--resume", "--out", out))
-    assert_same_run(out, whole)
+    run_together(train_py("--resume", "--out", stopped))
+    assert_same_run(stopped, out / ", ".join(["run", *options]))
 
 
 def test_a_run_goes_on_with_another_number_of_processes_and_says_so(tmp_path, capsys):
     """One process, then two that shard, then one again: of the same weights and moments."""
-    out, size = tmp_path / "run", {**TWO, "eval_every": 0}
-    train.train(small(**size | {"steps": 2}), out)
+    out = tmp_path / "run"
+    assert train.main(arguments(TASK, "--out", out, steps=2, eval_every=0)) == 0
     before = without_times(out)
     printed = run_together(train_py("--resume", "--out", out, "--steps", 4, "--shard"))
     assert "had 1 process(es) and goes on with 2" in printed
@@ -356,8 +326,8 @@ def test_each_process_has_an_engine_of_its_own_with_the_trained_weights(tmp_path
 @needs_vllm
 def test_a_sharded_run_with_engines_goes_from_beginning_to_end(tmp_path):
     out = tmp_path / "run"
-    size = flags(**TWO | {"steps": 3}, sampler="vllm")
-    run_together(train_py(*size, "--shard", "--out", out), out)
+    start = arguments(TASK, "--shard", "--out", out, steps=3, sampler="vllm")
+    run_together(train_py(*start), out)
     gaps = [row["logprob_gap"]["max"] for row in metrics(out)[1:]]
     assert max(gap for gap in gaps if gap is not None) < 1e-3
     assert (out / "model" / "model.safetensors").exists()

@@ -40,6 +40,15 @@ def gap(sampler, model, temperature=1.0) -> float:
     return sampled_and_scored(sampler, model, PROMPTS, 8, 12, temperature)
 
 
+def assert_agree_if_synced(sampler, model, temperature=1.0) -> None:
+    sampler.sync(model)
+    assert gap(sampler, model, temperature) < 1e-3
+    five_updates(model, lr=1e-2)
+    assert gap(sampler, model, temperature) > 0.1  # the engine has the weights of before
+    sampler.sync(model)
+    assert gap(sampler, model, temperature) < 1e-3
+
+
 def five_updates(model, lr: float) -> None:
     """Make a fixed random text likelier, five steps."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -80,24 +89,13 @@ def engine():
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_log_probs_agree_before_and_after_updates_if_synced(tied, temperature, engine):
-    sampler, model = engine(tied), long_model(tied)
-    sampler.sync(model)
-    assert gap(sampler, model, temperature) < 1e-3
-    five_updates(model, lr=1e-2)
-    assert gap(sampler, model, temperature) > 0.1  # the engine has the weights of before
-    sampler.sync(model)
-    assert gap(sampler, model, temperature) < 1e-3
+    assert_agree_if_synced(engine(tied), long_model(tied), temperature)
 
 
 def test_log_probs_agree_with_an_adapter_whose_base_is_left_alone(engine):
     sampler, (_, model) = engine(), adapted("qwen2", tie_word_embeddings=True, **SHAPE)
     frozen = {n: w.clone() for n, w in model.named_parameters() if not w.requires_grad}
-    sampler.sync(model)
-    assert gap(sampler, model) < 1e-3
-    five_updates(model, lr=1e-2)
-    assert gap(sampler, model) > 0.1
-    sampler.sync(model)
-    assert gap(sampler, model) < 1e-3
+    assert_agree_if_synced(sampler, model)
     with model.disable_adapter():
         assert gap(sampler, model) > 0.1
     weights = dict(model.named_parameters())

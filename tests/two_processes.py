@@ -24,9 +24,9 @@ from rollouts import Rollouts, TorchSampler
 from support.evaluation import evaluate
 from support.learner import Learner
 from support.models import load_model
-from support.processes import Processes, combined
+from support.processes import Processes
 from support.run import Run
-from support.settings import Config
+from support.settings import Config, flag
 from support.storage import Folder, Progress
 
 # Four prompts' rewards, two prompts a process: all groups have a signal, or one process has none.
@@ -104,20 +104,17 @@ def gradients(mine: slice, **settings) -> tuple[list[dict], dict]:
     return found, weights
 
 
+SMALL = dict(n=8, m=4, prompts_per_step=1, steps=30, eval_every=12, eval_problems=17, save_every=2)
+
+
+def arguments(task: str, *options: object, **changes) -> list[str]:
+    """A small run of train.py's."""
+    size = SMALL | changes | {"task": task}
+    return [*(part for name in size for part in (flag(name), str(size[name]))), *map(str, options)]
+
+
 def run_of(task: str, **settings) -> Run:
-    small = dict(task=task, n=8, m=4, prompts_per_step=1, steps=6, eval_problems=17, save_every=2)
-    return Run(Config(**small | settings))
-
-
-def learn(task: str, P: int) -> list[float]:
-    """Held-out accuracy after 30 steps, three seeds."""
-    accuracies, settings = [], dict(n=32, m=8, prompts_per_step=P, lr=5e-4, eval_problems=500)
-    for seed in range(3):
-        run = run_of(task, **settings, eval_task="arithmetic", seed=seed)
-        for step in range(1, 31):
-            train.train_step(run, step)
-        accuracies.append(evaluate(run)[0]["arithmetic"]["accuracy"])
-    return accuracies
+    return Run(Config(**SMALL | settings | {"task": task}))
 
 
 def evaluated(task: str) -> dict:
@@ -199,30 +196,6 @@ def seeds(task: str) -> list[dict]:
     return seen
 
 
-def exchanged(rank: int) -> dict:
-    """What the methods of `Processes` give this process."""
-    processes = Processes()
-    found = {
-        "rank": (processes.rank, processes.count, processes.first),
-        "gather": processes.gather(rank * 10),
-        "any": [processes.any(rank == 1), processes.any(False)],
-        "on_first": [processes.on_first(lambda: rank), processes.on_first(lambda: 7, send=False)],
-        "combined": combined(processes.gather({"groups": 4, "reward": float(rank)})),
-    }
-
-    def fail() -> None:
-        raise OSError(28, "No space left")
-
-    for error, work in (("OSError", fail), ("InputError", lambda: Config(m=1))):
-        try:
-            processes.on_first(work)
-        except SystemExit as left:
-            found[error] = left.code
-        except (OSError, ValueError) as raised:
-            found[error] = type(raised).__name__
-    return found
-
-
 def said(*arguments: object) -> tuple[int, str, str]:
     """What train.py's main returns and prints in this process."""
     output, errors = io.StringIO(), io.StringIO()
@@ -238,9 +211,8 @@ def full_disk(out: Path, task: str) -> tuple[int, str, str]:
     """A run whose first checkpoint does not fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
-    size = ("--n", 8, "--m", 4, "--prompts-per-step", 1, "--eval-problems", 17)
     try:
-        return said("--task", task, *size, "--steps", 6, "--save-every", 2, "--out", out)
+        return said(*arguments(task, "--out", out, steps=6))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
@@ -286,16 +258,16 @@ def together(out: Path, task: str, rank: int) -> dict[str, Callable[[], object]]
         "one start": lambda: one_start(rank),
         "peak": lambda: peak_beyond_weights(rank),
         "seeds": lambda: seeds(task),
-        "learn": lambda: learn(task, 2),
-        "exchanged": lambda: exchanged(rank),
         "bad flag": lambda: said("--nonsense"),
         "bad number": lambda: said("--m", 80),
         "bad model": lambda: said("--model", "./missing", "--out", out / "none"),
         "full disk": lambda: full_disk(out / "full", task),
+        "full folder": lambda: said(*arguments(task, "--out", out / "full")),
         "adapter": lambda: adapter_goes_on(out / "adapter", task),
         "evaluated": lambda: evaluated(task),
-        # The last one: it leaves the group.
         "eval only": lambda: said("--eval-only", "--task", task, "--out", out / "evaluation"),
+        "run": lambda: said(*arguments(task, "--out", out / "run")),
+        "run, --shard": lambda: said(*arguments(task, "--shard", "--out", out / "run, --shard")),
     }
 
 
@@ -312,10 +284,11 @@ if __name__ == "__main__":
     out, task, what = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     torch.set_num_threads(1)
     rank = Processes().rank
+    Processes.leave = lambda self: None  # the next work needs the group, too
     if what == "together":
         found = {name: work() for name, work in together(out, task, rank).items()}
     else:
         found = with_engine(task, what)
     torch.save(found, out / f"found_{rank}.pt")
     sys.stdout.flush()
-    os._exit(0)  # the runs were not left: their group is not to be taken apart
+    os._exit(0)  # their group is not to be taken apart
