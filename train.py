@@ -319,7 +319,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def evaluate_only(config: Config, out: Path | None) -> None:
-    """Print an evaluation's numbers and three completions; write eval.json, evaluation.jsonl."""
+    """Print an evaluation's numbers and a few texts; write eval.json, evaluation.jsonl."""
     if out and (out / "config.json").exists():
         raise InputError(f"--out {out} holds a run, and its own evaluation.jsonl: name another")
     if RANK == 0 and out:

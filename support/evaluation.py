@@ -1,7 +1,7 @@
 """How good the policy is, and what a run shows of itself.
 
 numbers, rows = evaluate(run)           # of every task: accuracy, pass@k, form, lengths; each text
-print(save_completions(run, rows, out)) # evaluation.jsonl; three of its lines to read
+print(save_completions(run, rows, out)) # evaluation.jsonl; a few of its lines to read
 row |= held_out(run, row, out)          # that, as the loop does it
 print(report(run, rows, out))           # at the end of a run: curves.png, the summary
 """
@@ -135,14 +135,13 @@ def save_completions(run: Run, rows: Sequence[dict], folder: Path) -> str:
     """Write the rows of `evaluate` to evaluation.jsonl.
 
     Returns:
-        Three of its lines to read: one right and two wrong ones, as far as there are such.
+        Some of its lines to read: one right and two wrong ones, as far as there are such.
     """
     text = "".join(map(json_line, rows))
     run.processes.on_first(partial(write_atomically, folder / "evaluation.jsonl", text))
     right = [row for row in rows if row["accuracy"]]
     wrong = [row for row in rows if not row["accuracy"]]
-    # Where one kind is rare, more of the other fill up.
-    return "".join(map(json_line, (right[:1] + wrong[:2] + right[1:3] + wrong[2:3])[:3]))
+    return "".join(map(json_line, right[:1] + wrong[:2]))
 
 
 def report(run: Run, rows: Sequence[dict], folder: Path) -> str:

@@ -113,7 +113,7 @@ def test_train_on_one_task_evaluate_on_others(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("right", "shown"), [([1, 0, 1, 0, 0], [0, 1, 3]), ([1] * 4, [0, 1, 2]), ([0, 0], [0, 1])]
+    ("right", "shown"), [([1, 0, 1, 0, 0], [0, 1, 3]), ([1] * 4, [0]), ([0, 0], [0, 1])]
 )
 def test_one_right_and_two_wrong_completions_are_shown_as_far_as_there_are_such(
     tmp_path, right, shown
