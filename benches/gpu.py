@@ -32,7 +32,7 @@ import train
 from benches.measure import train_settings, write
 from benches.update import full_rollouts
 from support.errors import InputError
-from support.evaluation import evaluation
+from support.evaluation import evaluate
 from support.files import read_rows
 from support.plan import IN_GENERATION, IN_UPDATE, architecture, longest, plan
 from support.presets import this_machine
@@ -172,11 +172,11 @@ def generation(run: Run) -> dict[str, float]:
 def learning(run: Run, sizes: Sequence[int], steps: int) -> dict[str, object]:
     """Held-out accuracy before and after some steps; for each n, in turn, the median of theirs."""
     rows = {n: [] for n in sizes}
-    found = {"accuracy before": next(iter(evaluation(run).values()))["accuracy"]}
+    found = {"accuracy before": next(iter(evaluate(run)[0].values()))["accuracy"]}
     for step in range(1, steps + 1):
         run.config.n = sizes[step % len(sizes)]
         rows[run.config.n].append(train.train_step(run, step)[0])
-    found["accuracy after"] = next(iter(evaluation(run).values()))["accuracy"]
+    found["accuracy after"] = next(iter(evaluate(run)[0].values()))["accuracy"]
     for n, (_, *warm) in rows.items():  # the first of each warms up
         counted = [row for row in warm if not row["skipped"]] or warm  # those with an update
         median = {p: statistics.median(row["seconds"][p] for row in counted) for p in PHASES}

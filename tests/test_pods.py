@@ -184,9 +184,9 @@ HALVES = [0] * 9 + [1] * 7
         # The few right ones first, and then there may be no failure among the kept.
         (max_advantage, [0, 0, 1, 0, 0, 0, 1, 0], 3, [0, 2, 6]),
         (max_advantage, [1, 1, 0, 1, 0, 0, 0, 0], 3, [0, 1, 3]),
-        # Half right and half wrong is the commonest tie of all, whatever rounding says of the mean.
+        # Ties, whatever rounding says of the mean: half right; 0.2 from 0.5 on both sides.
         (max_advantage, [0.2, 1.2, 0.2, 1.2], 2, [0, 1]),
-        (max_advantage, [0.1, 1.1, 0.1, 1.1], 2, [0, 1]),
+        (max_advantage, [0.7, 0.4, 0.0, 0.3, 1.1], 3, [0, 2, 4]),
     ],
 )
 def test_rules_on_groups_that_can_be_checked_by_hand(rule, rewards, m, expected):

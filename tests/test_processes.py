@@ -92,6 +92,7 @@ def test_the_end_of_a_run_leaves_a_process_group_that_it_did_not_make(tmp_path):
         distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     try:
         train.train(small(steps=1, eval_every=0), tmp_path / "run")
+        Processes().leave()
         assert distributed.is_initialized()
     finally:
         if ours:
