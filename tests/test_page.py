@@ -65,7 +65,7 @@ def groups(count: int) -> list[tuple[list[float], int]]:
 def test_the_rules_and_advantages_of_the_page_are_those_of_the_code(tmp_path):
     keeps = "Object.fromEntries(entries(RULES).map(([name, rule]) => [name, rule(r, m)]))"
     each = f"{{ keeps: {keeps}, advantages: advantages(r, r), split: splits(r, m) }}"
-    made = groups(1000)
+    made = groups(420)
     for (rewards, m), found in zip(
         made, in_node(f"data.map(([r, m]) => ({each}))", made, tmp_path)
     ):
@@ -160,16 +160,16 @@ def test_a_page_shows_what_there_is_of_a_run(tmp_path):
 
 def test_a_page_stays_small_however_long_the_run_is(tmp_path, monkeypatch):
     monkeypatch.setattr(page, "FILE_BYTES", 300_000)
-    made_run(tmp_path, steps=3001, groups=10, texts=["y" * 500])
+    made_run(tmp_path, steps=1501, groups=10, texts=["y" * 500])
     with open(tmp_path / "groups.jsonl", "a") as file:
-        file.write('{"step": 3002, "group": 0, "prom')  # killed here
+        file.write('{"step": 1502, "group": 0, "prom')  # killed here
     path = write_page(tmp_path)
     assert path.stat().st_size < 4 * 300_000
     data = data_of(path)
     assert {row["group"] for row in data["groups"]} == set(range(page.GROUPS))
     for name in ("metrics", "groups", "texts"):
         *steps, last = sorted({row["step"] for row in data[name]})
-        assert 10 < len(steps) <= page.STEPS and last == 3001
+        assert 10 < len(steps) <= page.STEPS and last == 1501
         every = steps[1] - steps[0]
         assert every & (every - 1) == 0  # a power of two: the steps of one file are in others, too
         assert all(step % every == 0 for step in steps)
