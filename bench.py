@@ -11,13 +11,10 @@
     python bench.py race --arms grpo pods -- --preset rare      # after --: flags of train.py
 
 What PODS buys is here: the measure, the arms, the race. How it is run and drawn, and the other
-parts, are in benches/, one question a file.
-
-A number from one machine on one day says little, a ratio says more, and a ratio of two things timed
-in turn in the same process says most: whatever slows the machine down then hits both. So
-everything that is compared here is interleaved, repeated, and reported with its spread; and how
-much other work there was on the machine is part of each result. Each command prints a table and
-writes `NAME.json` (with the command and the machine) to --out, the race also `race.png`.
+parts, are in benches/, one question a file. Everything that is compared is interleaved, repeated
+and reported with its spread; how much other work there was on the machine is part of each result.
+Each command prints a table and writes `NAME.json` (with the command and the machine) to --out, the
+race also `race.png`.
 
 The race runs train.py's own step on train.py's own clock, evaluation excluded; its arms are
 settings. Left out: comparisons of numbers that were not measured in the same run (the paper's own
@@ -50,13 +47,7 @@ from benches import bands, gpu, peers, sampler, update
 from benches.figures import draw_race
 from benches.heats import run_heats
 from benches.measure import OTHERS, QUIET, table, train_settings, write
-from benches.standings import (
-    FRACTION,
-    Curve,
-    first_time,
-    standings,
-    target,
-)
+from benches.standings import FRACTION, Curve, first_time, standings, target
 from support import settings
 from support.errors import InputError, explained
 from support.presets import RIVALS
@@ -119,35 +110,31 @@ def race(arguments: argparse.Namespace) -> dict:
     all arms one learning rate, the second ones the best of --grid to each of the --tuned arms. An
     arm's best rate has the highest accuracy on average over the race. What is reported: seconds a
     step by phase, groups without signal, peak of the mean curve, accuracy at the end, and how many
-    times sooner (in training time, and in steps) an arm reaches 99% of a baseline's best, beside
-    the median of that ratio (in time) over 90% to 99.5% of it, with the 95% interval of a bootstrap
-    over seeds. Ctrl-C reports the seeds that are through; the same command goes on with the others.
+    times sooner (in training time) an arm reaches 99% of a baseline's best, beside the median of
+    that ratio over 90% to 99.5% of it, with the 95% interval of a bootstrap over seeds. Ctrl-C
+    reports the seeds that are through; the same command goes on with the others.
     """
     base = train_settings(arguments)
     every, count = arguments.every, round(60 * arguments.minutes / arguments.every)
     if not count:
         raise InputError(f"--minutes {arguments.minutes:g}: give time for one evaluation at least")
     marks = [every * (i + 1) for i in range(count)]  # seconds of training
-    grid = sorted({*arguments.grid, base.lr})
-    racing = {
-        arm: {
-            lr: replace(racer(arm, base), lr=lr)
-            for lr in (grid if arm in arguments.tuned else [base.lr])
-        }
-        for arm in arguments.arms
-    }
+    grid, racing = sorted({*arguments.grid, base.lr}), {}
+    for arm in arguments.arms:
+        rates = grid if arm in arguments.tuned else [base.lr]
+        racing[arm] = {lr: replace(racer(arm, base), lr=lr) for lr in rates}
     seeds = range(base.seed, base.seed + arguments.seeds)
     arms, other_work = run_heats(racing, seeds, marks, arguments.jobs, arguments.out)
 
     common = {name: arm.only(base.lr) for name, arm in arms.items()}
     tuned = {name: arm for name, arm in arms.items() if len(arm.runs) > 1}
     spacing, tables = every / 4, {}  # of the common grid of times
-    tried = ", ".join(f"{lr:g}" for lr in grid)
-    titles = {"common": f"all at {base.lr:g}", "tuned": f"each at its best of {tried}"}
     for name, raced in {"common": common, "tuned": tuned}.items():
         if raced:
+            rates = grid if name == "tuned" else [base.lr]
             tables[name] = found = standings(raced, spacing, BASELINES)
-            print(table(f"{titles[name]}: seconds a step by phase, accuracy", found["costs"]))
+            title = f"{name} learning rates ({', '.join(f'{lr:g}' for lr in rates)})"
+            print(table(f"{title}: seconds a step by phase, accuracy", found["costs"]))
             print(table("times sooner than a baseline (95% interval)", found["gains"]))
     edges = [name for name, arm in tuned.items() if arm.best_rate in (grid[0], grid[-1])]
     if edges:

@@ -42,10 +42,9 @@ def bands(arguments: argparse.Namespace) -> dict:
         OTHERS.look()
     rows = []
     for step, runs in found.items():
-        rows.append({"step": step})
-        for name in runs[0]:
-            values = [run[name] for run in runs]
-            rows[-1][name] = [statistics.median(values), min(values), max(values)]
+        values = {name: [run[name] for run in runs] for name in runs[0]}
+        spread = {name: [statistics.median(v), min(v), max(v)] for name, v in values.items()}
+        rows.append({"step": step} | spread)
     print(table(f"{arguments.seeds} seeds: median (lowest-highest)", rows))
     return {"config": asdict(base), "rows": rows, "runs": list(found.values())}
 
@@ -54,8 +53,7 @@ def summary(rows: list[dict]) -> dict[str, float]:
     """What these steps' rows show together."""
     found = {}
     for name in MEANS:  # a step without an update has no entropy
-        known = [row[name] for row in rows if row[name] is not None]
-        found[name] = statistics.fmean(known or [0.0])
+        found[name] = statistics.fmean([row[name] for row in rows if row[name] is not None] or [0])
     idle = sum(row["groups_without_signal"] for row in rows) / sum(row["groups"] for row in rows)
     gaps = [row["logprob_gap"]["max"] or 0.0 for row in rows]
     return found | {"groups without signal": idle, "logprob_gap": max(gaps)}

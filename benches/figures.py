@@ -35,24 +35,18 @@ NAMES = {arm: name for arm, (name, _) in STYLES.items()}
 COLORS = {arm: color for arm, (_, color) in STYLES.items()}
 
 
-def look(names: Sequence[str]) -> dict[str, dict]:
-    """Label and colour of each arm; those without a colour of their own go from dark to light."""
-    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(names)))
-    return {
-        name: {"label": NAMES.get(name, name), "color": COLORS.get(name, tuple(shade))}
-        for name, shade in zip(names, shades)
-    }
-
-
 def draw_arms(ax, arms: dict[str, Arm], spacing: float, title: str) -> None:
     """Accuracy against training time, each arm at its best learning rate: mean over seeds."""
-    for name, style in look(list(arms)).items():
-        arm = arms[name]
+    # Arms without a colour of their own go from dark to light.
+    ax.set_prop_cycle(color=matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(arms))))
+    for name, arm in arms.items():
+        label = NAMES.get(name, name)
         if len(arm.runs) > 1:
-            style["label"] += f", lr {arm.best_rate:g}"
+            label += f", lr {arm.best_rate:g}"
         times, accuracies = common_grid(arm.best, spacing)
         start = [run.curve["accuracy"][0] for run in arm.best]
-        draw_mean(ax, [0, *times], np.column_stack([start, accuracies]), **style)
+        curves = np.column_stack([start, accuracies])  # [runs, times]
+        draw_mean(ax, [0, *times], curves, label, COLORS.get(name))
     ax.set(title=title, ylabel="held-out accuracy (share right)", ylim=(0, 1.02))
     ax.set_xlabel("training time (seconds, evaluation excluded)")
     ax.grid(alpha=0.3)
@@ -60,13 +54,13 @@ def draw_arms(ax, arms: dict[str, Arm], spacing: float, title: str) -> None:
 
 
 def draw_mean(
-    ax, times: Sequence[float], accuracies: np.ndarray, label: str, color: str | tuple
+    ax, times: Sequence[float], accuracies: np.ndarray, label: str, color: str | None
 ) -> None:
     """The mean of accuracies [runs, times], with its standard error as a band."""
     count, mean = len(accuracies), accuracies.mean(0)
     error = accuracies.std(0, ddof=1) / count**0.5 if count > 1 else 0 * mean
-    ax.plot(times, mean, color=color, label=label)
-    ax.fill_between(times, mean - error, mean + error, color=color, alpha=0.2, lw=0)
+    (line,) = ax.plot(times, mean, color=color, label=label)
+    ax.fill_between(times, mean - error, mean + error, color=line.get_color(), alpha=0.2, lw=0)
 
 
 def draw_race(common: dict[str, Arm], tuned: dict[str, Arm], spacing: float, path: Path) -> None:

@@ -31,6 +31,7 @@ import torch
 import train
 from benches.measure import train_settings, write
 from benches.update import full_rollouts
+from rollouts import Rollouts
 from support.errors import InputError
 from support.evaluation import evaluate
 from support.files import read_rows
@@ -72,9 +73,7 @@ def part(result: dict, save: Callable[[dict], object], name: str, function: Call
     except Exception:  # whatever it is: the other parts do not depend on it
         result[name] = {"failed": traceback.format_exc()}
     if os.environ.get("RANK", "0") == "0":
-        print(f"\n{name}")
-        for key, value in result[name].items():
-            print(f"  {key}: {value}")
+        print(f"\n{name}", *(f"  {key}: {value}" for key, value in result[name].items()), sep="\n")
         save(result)
 
 
@@ -88,14 +87,13 @@ def measure(config: Config, sizes: Sequence[int], steps: int, report: Callable) 
         report: called with the name of each part and the function that measures it.
     """
     config = replace(config, n=sizes[-1], m=min(config.m, sizes[0]))
-    report("versions", versions)
     cases = {"adapter": config, "all weights": replace(config, lora_rank=0)}
     if SEVERAL:
         cases["spread weights"] = replace(config, lora_rank=0, shard=True)
     else:
         tiny = Config(n=sizes[-1], m=min(16, sizes[0]), eval_problems=256)
-        cases = {"tiny policy": tiny} | cases
-        cases["float32"] = replace(config, dtype="float32")
+        cases = {"tiny policy": tiny} | cases | {"float32": replace(config, dtype="float32")}
+    report("versions", versions)
     for name, case in cases.items():
         runs = []
         report(f"{name}: start", partial(start, case, runs))
@@ -132,13 +130,10 @@ def start(config: Config, runs: list[Run]) -> dict[str, object]:
 
 def gaps(run: Run) -> dict[str, object]:
     """|sampler's - trainer's log-prob| as the engine starts and after it slept; seconds of that."""
-    found = {"before the first sleep": gap(run)}
+    found, reload = {"before the first sleep": gap(run)}, partial(run.sampler.sync, run.model)
     # The second sync finds the engine awake: what the first one took longer was waking up.
-    for name, call in (
-        ("sleep", run.sampler.sleep),
-        ("wake and reload", partial(run.sampler.sync, run.model)),
-        ("reload", partial(run.sampler.sync, run.model)),
-    ):
+    calls = {"sleep": run.sampler.sleep, "wake and reload": reload, "reload": reload}
+    for name, call in calls.items():
         begin = time.perf_counter()
         call()
         found[f"{name}, seconds"] = time.perf_counter() - begin
@@ -148,23 +143,25 @@ def gaps(run: Run) -> dict[str, object]:
 @torch.no_grad()
 def gap(run: Run) -> dict[str, float]:
     """`mean` and `max` over the tokens of some rollouts."""
-    _, prompts = run.prompts(1)
-    temperature = run.config.temperature
-    rollouts = run.sampler.generate(prompts, 4, run.max_new_tokens, temperature, seed=0)
+    rollouts = sampled(run, 4, seed=0)
     ids, attention = rollouts.sequences()  # [4P, L+T]
-    mask, sampled = rollouts.mask.flatten(0, 1), rollouts.log_probs.flatten(0, 1)  # [4P, T]
-    trained = run.learner.policy(ids, attention, mask.shape[1], temperature)
-    difference = (trained - sampled).abs()[mask]
+    mask = rollouts.mask.flatten(0, 1)  # [4P, T]
+    trained = run.learner.policy(ids, attention, mask.shape[1], run.config.temperature)
+    difference = (trained - rollouts.log_probs.flatten(0, 1)).abs()[mask]
     return {"mean": difference.mean().item(), "max": difference.max().item()}
+
+
+def sampled(run: Run, n: int, seed: int) -> Rollouts:
+    """n rollouts of each of the first step's prompts."""
+    _, prompts = run.prompts(1)
+    return run.sampler.generate(prompts, n, run.max_new_tokens, run.config.temperature, seed)
 
 
 def generation(run: Run) -> dict[str, float]:
     """Tokens a second: those of completions, and with the padding up to the longest one."""
-    _, prompts = run.prompts(1)
-    request = (prompts, run.config.n, run.max_new_tokens, run.config.temperature)
-    run.sampler.generate(*request, seed=0)
+    sampled(run, run.config.n, seed=0)
     begin = time.perf_counter()
-    mask = run.sampler.generate(*request, seed=1).mask  # [P, n, T]
+    mask = sampled(run, run.config.n, seed=1).mask  # [P, n, T]
     seconds = time.perf_counter() - begin
     return {"tokens/s": int(mask.sum()) / seconds, "padded tokens/s": mask.numel() / seconds}
 
@@ -188,8 +185,7 @@ def learning(run: Run, sizes: Sequence[int], steps: int) -> dict[str, object]:
 def memory(run: Run) -> dict[str, str]:
     """GB in generation and in an update, both of the longest completions, beside the plan's."""
     config, planned, measured = run.config, plan(run.config, this_machine()), {}
-    _, prompts = run.prompts(1)
-    run.sampler.generate(prompts, config.n, run.max_new_tokens, config.temperature, seed=0)
+    sampled(run, config.n, seed=0)
     measured[IN_GENERATION] = used_bytes()
     S, T = longest(architecture(config.model), config)
     kept = full_rollouts(run.model, config.prompts_per_step, config.m, S - T, T)

@@ -147,12 +147,12 @@ def run_heats(
     except KeyboardInterrupt:
         for process in multiprocessing.active_children():
             process.terminate()
-        count = sum(path.exists() for path in paths.values())
-        if not count:
-            raise
-        of = f"of {count} of {len(seeds)} seeds"
-        print(f"\nstopped: what follows is {of}; the same command goes on with the others")
     heats = [json.loads(path.read_text()) for path in paths.values() if path.exists()]
+    if not heats:
+        raise KeyboardInterrupt
+    if len(heats) < len(seeds):
+        of = f"of {len(heats)} of {len(seeds)} seeds"
+        print(f"\nstopped: what follows is {of}; the same command goes on with the others")
     arms = {}
     for arm, rates in racing.items():
         runs = [Arm.from_json(heat["runs"][arm]).runs for heat in heats]

@@ -52,12 +52,11 @@ def peers(arguments: argparse.Namespace) -> dict:
     config, steps = train_settings(arguments, *DEFAULT), arguments.rounds + 1
     run, ours, theirs, first = Run(config), [], [], {}
     rows = min(config.micro_batch, config.prompts_per_step * config.n)  # of a pass
-    problems = []
-    for step in range(1, steps + 1):
-        for problem, ids in zip(*run.prompts(step)):
-            problems.append({"prompt": run.tokenizer.decode(ids), "answer": problem.answer})
-            if run.tokenizer(problems[-1]["prompt"])["input_ids"] != ids:
-                raise InputError("this model's prompts, as text, are not the same tokens to TRL")
+    asked = [pair for step in range(steps) for pair in zip(*run.prompts(step + 1))]
+    texts = [run.tokenizer.decode(ids) for _, ids in asked]
+    if run.tokenizer(texts)["input_ids"] != [ids for _, ids in asked]:
+        raise InputError("this model's prompts, as text, are not the same tokens to TRL")
+    problems = [{"prompt": text, "answer": one.answer} for text, (one, _) in zip(texts, asked)]
 
     def reward(prompts, completions, completion_ids, answer, **_) -> list[float]:
         rewards = score(completions, answer)["total"]
@@ -105,8 +104,14 @@ def peers(arguments: argparse.Namespace) -> dict:
             logging_strategy="no",
             disable_tqdm=True,
         )
-        data = {"train_dataset": Dataset.from_list(problems), "processing_class": tokenizer}
-        trainer = trl.GRPOTrainer(model, reward, settings, callbacks=[InTurn()], **data)
+        trainer = trl.GRPOTrainer(
+            model,
+            reward,
+            settings,
+            callbacks=[InTurn()],
+            train_dataset=Dataset.from_list(problems),
+            processing_class=tokenizer,
+        )
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
     cosine, gradient = None, our_gradient(config, run.max_new_tokens, first)

@@ -42,9 +42,9 @@ def sampler(arguments: argparse.Namespace) -> dict:
         times = interleaved(calls, arguments.rounds)
         # Each draws its own tokens from the same policy, so seconds compare only token by token.
         per_token = {name: [s / tokens[name] for s in times[name]] for name in calls}
-        for name in calls:
+        for name, seconds in per_token.items():
             row = {"n": n, "sampler": name, "tokens": tokens[name]}
-            row["tokens/s"] = 1 / statistics.median(per_token[name])
+            row["tokens/s"] = 1 / statistics.median(seconds)
             rows.append(row | {"speed / generate": ratio(per_token, "generate", name)})
     title = f"generation: {len(prompts)} prompts of {run.config.task}, {run.config.model}"
     print(table(title, rows))
@@ -53,8 +53,8 @@ def sampler(arguments: argparse.Namespace) -> dict:
 
 def samplers(run: Run) -> dict[str, Callable]:
     """The `generate` of everything that can sample here, by name."""
-    found = {"generate": partial(generate, run)}
-    found["torch"] = TorchSampler(run.model, run.tokenizer).generate
+    torch_sampler = TorchSampler(run.model, run.tokenizer)
+    found = {"generate": partial(generate, run), "torch": torch_sampler.generate}
     try:
         found["vllm"] = VLLMSampler(run.model, run.tokenizer).generate
     except ImportError as error:  # not installed, or the build for another device

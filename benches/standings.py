@@ -42,9 +42,9 @@ class Trace:
     seconds: dict[str, float]  # of a step, by phase
     until: float  # the last mark in seconds of training, on which all arms agree
 
-    def at(self, grid: Sequence[float] | float, y: str, x: str = "time") -> np.ndarray | float:
-        """y at these x, on straight lines between the marks."""
-        return np.interp(grid, self.curve[x], self.curve[y])
+    def at(self, times: Sequence[float] | float, key: str) -> np.ndarray | float:
+        """A number of the curve at these times, on straight lines between the marks."""
+        return np.interp(times, self.curve["time"], self.curve[key])
 
 
 @dataclass(frozen=True)
@@ -126,34 +126,26 @@ def first_time(curve: Curve, accuracy: float) -> float | None:
 
 
 def times_sooner(
-    baseline: Arm, arm: Arm, spacing: float, key: str = "time", fractions: Sequence[float] = EXACT
+    baseline: Arm, arm: Arm, spacing: float, fractions: Sequence[float] = EXACT
 ) -> float | None:
-    """By what factor an arm needs less time, or fewer steps, to be as good as a baseline gets.
+    """By what factor an arm needs less training time to be as good as a baseline gets.
 
     Args:
-        key: `time` or `step`, the steps being the means over seeds at that time.
         fractions: of the baseline's best accuracy; the result is the median of their ratios, in
             which an arm that never is there has the ratio 0.
 
     Returns:
         The factor; None instead of 0.
     """
-    curves, ratios = [one.curve(spacing) for one in (baseline, arm)], []
-    for goal in (target(curves[0], fraction) for fraction in fractions):
-        times = [first_time(curve, goal) for curve in curves]
-        if None in times:
-            ratios.append(0.0)
-            continue
-        theirs, ours = (
-            statistics.fmean(run.at(time, key) for run in one.best) if key == "step" else time
-            for one, time in zip((baseline, arm), times)
-        )
-        ratios.append(theirs / ours)
+    theirs, ours, ratios = baseline.curve(spacing), arm.curve(spacing), []
+    for goal in (target(theirs, fraction) for fraction in fractions):
+        times = first_time(theirs, goal), first_time(ours, goal)
+        ratios.append(0.0 if None in times else times[0] / times[1])
     return statistics.median(ratios) or None
 
 
 def compare(
-    baseline: Arm, arm: Arm, spacing: float, key: str = "time", fractions: Sequence[float] = EXACT
+    baseline: Arm, arm: Arm, spacing: float, fractions: Sequence[float] = EXACT
 ) -> list[float | None]:
     """[`times_sooner`, and the ends of its bootstrap interval].
 
@@ -161,14 +153,12 @@ def compare(
     """
 
     def of(seeds: Sequence[int]) -> float | None:
-        return times_sooner(baseline.drawn(seeds), arm.drawn(seeds), spacing, key, fractions)
+        return times_sooner(baseline.drawn(seeds), arm.drawn(seeds), spacing, fractions)
 
     return [of(range(arm.seeds)), *bootstrap(of, arm.seeds)]
 
 
-def bootstrap(
-    statistic: Callable[[list[int]], float | None], runs: int, draws: int = 1000, seed: int = 0
-) -> list[float]:
+def bootstrap(statistic: Callable[[list[int]], float | None], runs: int) -> list[float]:
     """The 95% interval of a statistic of some runs, by drawing the runs anew with replacement.
 
     Args:
@@ -176,7 +166,7 @@ def bootstrap(
             as 0: a curve that never arrives is infinitely slow.
         runs: how many there are. A handful of runs gives a rough interval, and too narrow a one.
     """
-    rng = random.Random(seed)
+    rng, draws = random.Random(0), 1000
     drawn = [rng.choices(range(runs), k=runs) for _ in range(draws)]
     values = sorted(statistic(chosen) or 0.0 for chosen in drawn)
     return [values[int(0.025 * draws)], values[int(0.975 * draws)]]
@@ -190,23 +180,23 @@ def standings(
     Where no baseline races, the first arm is one.
     """
     costs, gains = [], []
+    baselines = [name for name in baselines if name in arms] or list(arms)[:1]
     for name, arm in arms.items():
         runs = arm.best
         seconds = {p: statistics.fmean(run.seconds[p] for run in runs) for p in PHASES}
         final = [run.curve["accuracy"][-1] for run in runs]
-        error = statistics.stdev(final) / math.sqrt(len(final)) if len(final) > 1 else 0.0
+        idle = [run.curve["idle"][-1] / run.curve["step"][-1] for run in runs]
         row = {"arm": name, "lr": arm.best_rate, "s/step": sum(seconds.values())} | seconds
         row["steps"] = round(statistics.fmean(run.curve["step"][-1] for run in runs))
-        idle = [run.curve["idle"][-1] / run.curve["step"][-1] for run in runs]
         row["no signal"] = statistics.fmean(idle)
         row["peak"] = float(common_grid(runs, spacing)[1].mean(0).max())
-        costs.append(row | {"final": statistics.fmean(final), "+-": error})
-        gains.append({"arm": name, "lr": arm.best_rate})
-        for baseline in [arm for arm in baselines if arm in arms] or list(arms)[:1]:
-            pair, other = (arms[baseline], arm, spacing), baseline != name
-            gains[-1] |= {
-                f"time vs {baseline}": compare(*pair) if other else None,
-                f"median vs {baseline}": compare(*pair, "time", FRACTIONS) if other else None,
-                f"step vs {baseline}": compare(*pair, "step") if other else None,
-            }
+        row["final"] = statistics.fmean(final)
+        row["+-"] = statistics.stdev(final) / math.sqrt(len(final)) if len(final) > 1 else 0.0
+        costs.append(row)
+        gain = {"arm": name, "lr": arm.best_rate}
+        for other in baselines:
+            for title, fractions in {"time": EXACT, "median": FRACTIONS}.items():
+                found = compare(arms[other], arm, spacing, fractions) if other != name else None
+                gain[f"{title} vs {other}"] = found
+        gains.append(gain)
     return {"costs": costs, "gains": gains}

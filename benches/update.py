@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import torch
 from torch import nn
@@ -46,28 +47,24 @@ def update(arguments: argparse.Namespace) -> dict:
     config, P, T = train_settings(arguments), arguments.prompts, arguments.completion
     sizes = sorted(arguments.m)
     model, _ = load_model(config.model)
-    result = {}
-    for title, rows in (("one micro-batch", P * sizes[-1]), (f"micro-batches of {16 * P}", 16 * P)):
+    tables = {"one micro-batch": [], f"micro-batches of {16 * P}": [], "prompts": []}
+    for title, rows in zip(tables, (P * sizes[-1], 16 * P)):
         settings = replace(config, micro_batch=rows, lr=1e-6)  # it is updated again and again
         calls = {m: prepare_update(model, settings, P, m, T) for m in sizes}
         times = interleaved(calls, arguments.rounds)
-        result[title] = [
-            {"m": m, "ms": 1e3 * statistics.median(times[m])}
-            | {"time / largest m": ratio(times, m, sizes[-1])}
-            for m in sizes
-        ]
-        print(table(f"update on {P} prompts, {title}", result[title]))
-    result["prompts"] = []
-    for L in (1, T // 2, T, 2 * T, 4 * T):
         for m in sizes:
-            ways = {"whole": True, "once": False}
-            calls = {way: prepare_pass(model, P, m, L, T, whole) for way, whole in ways.items()}
-            times = interleaved(calls, arguments.rounds)
-            row = {"L": L, "m": m, "once, ms": 1e3 * statistics.median(times["once"])}
-            row |= {"whole / once": ratio(times, "whole", "once")}
-            result["prompts"].append(row | {"tokens": m * (L + T) / (L + m * T)})
-    print(table(f"{P} prompts of L tokens, completions of {T}", result["prompts"]))
-    return {"model": config.model, "tables": result}
+            row = {"m": m, "ms": 1e3 * statistics.median(times[m])}
+            tables[title].append(row | {"time / largest m": ratio(times, m, sizes[-1])})
+    for L, m in product((1, T // 2, T, 2 * T, 4 * T), sizes):
+        ways = {"whole": True, "once": False}
+        calls = {way: prepare_pass(model, P, m, L, T, whole) for way, whole in ways.items()}
+        times = interleaved(calls, arguments.rounds)
+        row = {"L": L, "m": m, "once, ms": 1e3 * statistics.median(times["once"])}
+        row |= {"whole / once": ratio(times, "whole", "once")}
+        tables["prompts"].append(row | {"tokens": m * (L + T) / (L + m * T)})
+    for title, rows in tables.items():
+        print(table(f"update on {P} prompts, completions of {T} tokens: {title}", rows))
+    return {"model": config.model, "tables": tables}
 
 
 def prepare_update(model: nn.Module, config: Config, P: int, m: int, T: int) -> Callable:

@@ -26,10 +26,7 @@ def test_speedup_is_the_ratio_of_first_times_at_99_percent_of_the_baselines_best
     assert bench.speedup(pods, baseline) is None  # 0.9405 is never reached
     assert bench.speedup(baseline, baseline) == 1.0
     assert bench.speedup(baseline, pods, fraction=0.7) == 2.0  # of 0.9: 0.63
-
-
-def test_speedup_counts_exactly_reaching_the_target():
-    assert bench.speedup([(10, 1.0)], [(5, 0.5)], fraction=0.5) == 2.0
+    assert bench.speedup([(10, 1.0)], [(5, 0.5)], fraction=0.5) == 2.0  # exactly there
 
 
 # ---- every command -------------------------------------------------------------------------------
@@ -44,14 +41,6 @@ COMMANDS = {
     ],
     "peers": ["--rounds", "1", "--", "--n", "4", "--m", "4"],
     "bands": ["--seeds", "2", "--steps", "2", "1", *LITTLE],
-}
-# The keys that the notebooks and notebooks/results/ have.
-KEYS = {
-    "race": {"config", "seconds", "tables", "runs"},
-    "sampler": {"model", "prompts", "rows"},
-    "update": {"model", "tables"},
-    "peers": {"trl", "model", "rows"},
-    "bands": {"config", "rows", "runs"},
 }
 
 
@@ -76,7 +65,7 @@ def test_commands_write_json(name, tmp_path, capsys, monkeypatch):
         raise AssertionError(f"{constant} is not JSON")
 
     result = json.loads((tmp_path / f"{name}.json").read_text(), parse_constant=refuse)
-    assert result.keys() == {"bench", "command", "machine", "other_work"} | KEYS[name]
+    assert {"bench", "machine", "other_work"} < result.keys()
     assert result["command"].startswith(f"python bench.py {name} ")
     assert {"cpu", "cores", "torch", "date"} <= set(result["machine"])
     if name == "race":
@@ -128,14 +117,6 @@ def test_flags_of_train_py_choose_the_start_of_all_arms(monkeypatch, tmp_path):
         for lr, config in rates.items():
             assert (config.n, config.m, config.lr) == (*sizes[name], lr)
             assert (config.model, config.task) == ("rare_policy", "carries")
-
-
-def test_help_shows_defaults_and_where_flags_of_train_py_go(capsys):
-    with pytest.raises(SystemExit):
-        bench.main(["race", "--help"])
-    text = capsys.readouterr().out
-    assert "bench.py race [flags below] [-- flags of train.py]" in text
-    assert "(default: 5)" in text and "(default: runs/bench)" in text
 
 
 def test_other_work_is_said(monkeypatch, capsys):

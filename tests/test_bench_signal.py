@@ -12,11 +12,9 @@ from conftest import TASK, small, write_sums
 import bench
 from benches.signal import (
     COMPARED,
-    Moments,
     draw_pool,
     formula,
     group_gradients,
-    kept_right,
     measured,
     moments,
     take_sketch,
@@ -75,18 +73,6 @@ def test_the_formula_is_exact(rule, n, m):
 
 
 @pytest.mark.parametrize("rule", COMPARED)
-def test_how_many_right_ones_are_kept_over_all_outcomes(rule):
-    n, m, p = 6, 3, 0.3
-    chance = torch.zeros(m + 1, dtype=torch.float64)
-    for outcome in itertools.product((0.0, 1.0), repeat=n):
-        probability = math.prod(p if one else 1 - p for one in outcome)
-        kept = subsets_kept(torch.tensor(outcome), rule, m)
-        for subset in kept:
-            chance[int(sum(outcome[i] for i in subset))] += probability / len(kept)
-    assert kept_right(rule, n, m, p).tolist() == pytest.approx(chance.tolist(), abs=1e-12)
-
-
-@pytest.mark.parametrize("rule", COMPARED)
 def test_groups_drawn_by_the_products_own_rules_and_advantages_measure_the_same(rule):
     """grpo.py's advantages have another length (m - 1, not m), and the same signal to noise."""
     rewards, draw = RIGHT.double(), torch.Generator().manual_seed(1)
@@ -118,12 +104,6 @@ def test_the_mean_of_few_groups_is_not_taken_for_signal():
         for _ in range(1000)
     ]
     assert sum(signals) / 1000 == pytest.approx(0.0, abs=0.02)
-
-
-def test_equal_spreads_make_the_ratio_that_of_m_times_the_kept_variance():
-    about = Moments(p=0.5, gap=2.0, v1=3.0, v0=3.0)
-    certain = formula(about, "max_variance", 200, 16)  # 8 of each, nearly always
-    assert certain.ratio == pytest.approx(16 * 0.25 * 2.0 / 3.0)
 
 
 # ---- from a run ----------------------------------------------------------------------------------

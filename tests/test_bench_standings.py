@@ -7,9 +7,10 @@ import statistics
 
 import made_up
 import pytest
+from matplotlib.figure import Figure
 
 import bench
-from benches.figures import COLORS, look
+from benches.figures import COLORS, draw_arms
 from benches.standings import (
     FRACTIONS,
     Arm,
@@ -17,7 +18,6 @@ from benches.standings import (
     common_grid,
     compare,
     first_time,
-    mean_curve,
     standings,
     target,
     times_sooner,
@@ -42,27 +42,14 @@ def test_the_target_is_a_share_of_the_best_and_the_first_time_there_counts():
     assert target([(1, 0.0)]) == math.inf  # nobody is sooner than who never was right
 
 
-def test_a_mean_curve_is_the_mean_over_runs_at_each_time():
-    assert mean_curve([1, 2], [[0.0, 0.5], [0.5, 1.0]]) == [(1, 0.25), (2, 0.75)]
-
-
 def test_arms_are_compared_at_their_best_learning_rates():
     baseline, fast = made_up.arm(0.05, 0.1), made_up.arm(0.2, 0.01)
     assert baseline.best_rate == 2e-3 and fast.best_rate == 1e-3
     value, low, high = compare(baseline, fast, 0.05)
     assert value == low == high == pytest.approx(2.0, rel=0.02)  # 9.9 s and 4.95 s
     assert value == bench.speedup(baseline.curve(0.05), fast.curve(0.05))
-    assert compare(baseline, fast, 0.05, "step")[0] == pytest.approx(value)
     assert compare(fast, baseline, 0.05)[0] == pytest.approx(0.5, rel=0.02)
     assert compare(fast, baseline.only(1e-3), 0.05) == [None, 0.0, 0.0]  # never there
-
-
-def test_fewer_steps_are_counted_at_the_times_of_arrival():
-    """Three steps a second against two: half the time, three quarters of the steps."""
-    quick = made_up.trace(0.2, step=[3 * t for t in range(11)])
-    arms = made_up.arm(0.1), Arm({1e-3: [quick]})
-    assert times_sooner(*arms, 0.5) == 2.0  # 10 s and 5 s
-    assert times_sooner(*arms, 0.5, "step") == pytest.approx(20 / 15)
 
 
 def test_the_median_over_fractions_is_no_prey_of_one_of_them():
@@ -111,7 +98,7 @@ def test_standings_are_two_tables_over_the_same_arms():
     assert pods["steps"] == 20 and pods["no signal"] == 0.5 and pods["+-"] == 0
     assert gains[0]["time vs grpo"] is None  # itself
     assert gains[1]["time vs grpo"] == compare(arms["grpo"], arms["pods"], 0.05)
-    assert gains[1]["median vs grpo"][0] and gains[1]["step vs grpo"][0]
+    assert gains[1]["median vs grpo"][0]
     assert "time vs grpo-ga" not in gains[1]  # not in the race
 
 
@@ -121,9 +108,12 @@ def test_where_no_baseline_races_the_first_arm_is_one():
 
 
 def test_every_arm_has_a_colour_of_its_own():
-    styles = look([*bench.ARMS, "16x16", "32x16"])
-    assert set(bench.ARMS) == set(COLORS)
-    assert len({str(style["color"]) for style in styles.values()}) == len(styles)
+    """And those that have none, such as 128x8, take another one each."""
+    assert set(bench.ARMS) == set(COLORS) and len(set(COLORS.values())) == len(COLORS)
+    axes, arms = Figure().subplots(), ["grpo", "16x16", "32x16", "pods"]
+    draw_arms(axes, {name: made_up.arm(0.1) for name in arms}, 0.5, "title")
+    colors = [str(line.get_color()) for line in axes.lines]
+    assert len(set(colors)) == 4 and colors[::3] == [COLORS["grpo"], COLORS["pods"]]
 
 
 def test_an_arm_survives_json():
