@@ -50,21 +50,19 @@ def attempt(answer: Callable, check: Callable[[Callable], object]) -> None:
     Raises:
         AssertionError: of `check(answer)`, if the answer is wrong.
     """
-
-    results = []
+    returned = []
 
     def tried(*arguments):
-        results.append(answer(*arguments))
-        return results[-1]
+        returned.append(answer(*arguments))
+        return returned[-1]
 
     try:
         check(tried)
+        say(f"Right: `{answer.__name__}` went through all checks.")
     except Exception:
-        if results[-1] is not None:
+        if returned[-1] is not None:
             raise
         say(f"To do: `{answer.__name__}` returns nothing yet.")
-    else:
-        say(f"Right: `{answer.__name__}` went through all checks.")
 
 
 def load(path: Path) -> dict:
