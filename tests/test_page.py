@@ -65,7 +65,7 @@ def groups(count: int) -> list[tuple[list[float], int]]:
 def test_the_rules_and_advantages_of_the_page_are_those_of_the_code(tmp_path):
     keeps = "Object.fromEntries(entries(RULES).map(([name, rule]) => [name, rule(r, m)]))"
     each = f"{{ keeps: {keeps}, advantages: advantages(r, r), split: splits(r, m) }}"
-    made = groups(420)
+    made = groups(1000)
     for (rewards, m), found in zip(
         made, in_node(f"data.map(([r, m]) => ({each}))", made, tmp_path)
     ):
