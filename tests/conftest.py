@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -40,6 +41,10 @@ from support.settings import Config, flag
 from support.tasks import sums
 
 torch.set_num_threads(1)
+# Started in the background or by nohup, a process ignores these signals, and so do the programs
+# that it starts: train.py would rightly ignore what the tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 ROOT = Path(__file__).parents[1]
 
 

@@ -14,6 +14,7 @@ import torch
 from conftest import ROOT, small
 
 import train
+from pods import RULES
 from support.models import load_model
 from support.run import Run
 
@@ -69,6 +70,15 @@ def test_outputs_name_no_folder_of_the_machine_that_made_them(path):
 
 
 # ---- run -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _rules_are_left_as_they_were():
+    """A notebook adds a rule of its own, in this process."""
+    before = dict(RULES)
+    yield
+    RULES.clear()
+    RULES.update(before)
 
 
 class Notebook:
