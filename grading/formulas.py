@@ -147,12 +147,14 @@ def _coordinate(name: str, index: int):
 
 
 def bounded(value, largest: int):
+    """The value itself; Unreadable if it is larger: work stays bounded because numbers do."""
     if abs(value) > largest:
         raise Unreadable
     return value
 
 
 def raised(base, exponent):
+    """base ** exponent, asked for its size first: 9^{9^{9^9}} is Unreadable, not computed."""
     if base and exponent:
         bounded(_mpmath().log(base) * exponent, LARGEST_LOG)
     return base**exponent

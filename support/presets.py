@@ -166,6 +166,7 @@ class Parser(argparse.ArgumentParser):
     """Reports a wrong flag in one line, without the pages of usage."""
 
     def error(self, message: str) -> None:
+        """Say what is wrong with the flags and end with exit code 2."""
         say(f"train.py: {message} (--help lists the flags)")
         self.exit(2)
 
