@@ -9,8 +9,8 @@ GRPO (Shao et al., arXiv 2402.03300) needs no critic: a rollout's advantage is i
 with the other rollouts of its prompt. PODS changes one thing: "the other rollouts" are the kept m.
 
 Legend: P prompts, m kept, B = P*m sequences (or the micro-batch's share of them), T completion
-tokens, V vocabulary. Signs: a positive advantage makes a rollout's tokens likelier; the loss is
-minimised. Left out: a critic, per-token rewards, entropy bonuses.
+tokens. Signs: a positive advantage makes a rollout's tokens likelier; the loss is minimised.
+Left out: a critic, per-token rewards, entropy bonuses.
 """
 
 import torch

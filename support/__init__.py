@@ -1,8 +1,9 @@
 """What the seven files at the top rest on: one concept a file, opened when needed.
 
-    a run           settings  presets  models  learner  run  batches  storage  files  evaluation
-    before it       checks  rehearsal  memory  plan  errors
-    more            processes  stopping  vllm  adapters  trackers
+    a run           settings  presets  run  data  models  adapters  learner  evaluation
+    before it       rehearsal  plan  errors
+    on disk         storage  files  groups  page  trackers
+    more            processes  stopping  vllm  own_reward
     problems        tasks  arithmetic  tiny
 
 Nothing here imports train.py or bench.py.

@@ -85,3 +85,9 @@ def test_there_is_no_circle():
 def test_no_room_is_too_large_to_be_read(module):
     lines = path_of(module).read_text().count("\n")
     assert lines <= MOST_LINES
+
+
+def test_the_map_of_support_names_its_rooms():
+    listed = ast.get_docstring(ast.parse((ROOT / "support/__init__.py").read_text()))
+    rooms = {module.partition(".")[2] for module in SUPPORT}
+    assert {word for line in listed.split("\n")[2:-2] for word in line[16:].split()} == rooms
