@@ -37,7 +37,6 @@ What counts as equal, where a mathematician has to decide:
 import re
 from fractions import Fraction
 
-from grading import formulas
 from grading.lists import as_intervals, is_name, split, split_list
 from grading.quantities import BASED, number, split_unit
 from grading.spelling import normalise
@@ -81,7 +80,11 @@ def equal(answer: str, gold: str, depth: int = 0) -> bool:
             return False
     if _is_words(value) or _is_words(gold_value):
         return _same_words(answer, gold)
-    return _joined(value) == _joined(gold_value) or formulas.same(value, gold_value)
+    if _joined(value) == _joined(gold_value):
+        return True
+    from grading import formulas  # mpmath takes a moment to load, and few answers need it
+
+    return formulas.same(value, gold_value)
 
 
 def gradable(text: str) -> bool:
