@@ -30,6 +30,7 @@ import mpmath
 DIGITS = 100  # that are computed
 MP = mpmath.mp.clone()  # a context of its own: the precision is ours alone
 MP.dps = DIGITS
+LOCK = threading.Lock()  # mpmath changes its precision while it computes
 TOLERANCE = MP.mpf(10) ** -50  # in which values may differ, relative to the larger one
 NEGLIGIBLE = MP.mpf(10) ** -80  # what is smaller is 0 up to rounding
 LARGEST_LOG = 100_000  # a power whose logarithm is larger, or a function of more, is not computed
@@ -100,15 +101,12 @@ def values(text: str) -> tuple[str, list] | None:
     sign = signs[0] if signs else ""
     if sign in TURNED:
         sign, sides = TURNED[sign], sides[::-1]
-    with _lock:
+    with LOCK:
         try:
             at_points = [_difference(sides, index) for index in range(POINTS)]
         except Unreadable:
             return None
     return None if at_points == [None] * POINTS else (sign, at_points)
-
-
-_lock = threading.Lock()  # mpmath changes its precision while it computes
 
 
 def _difference(sides: list[str], index: int):
