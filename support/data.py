@@ -70,7 +70,7 @@ def derived_seed(*parts: object) -> int:
 
 @lru_cache(maxsize=2)
 def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
-    """The order of the training problems in one pass over them; each pass has its own."""
+    """The order of the problems in one pass over them; each pass has its own."""
     order = list(range(count))
     random.Random(derived_seed(seed, "order", epoch)).shuffle(order)
     return order

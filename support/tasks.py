@@ -102,8 +102,8 @@ def carries(prompt: str) -> int:
 
 SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra")
 SUBJECTS += ("number_theory", "prealgebra", "precalculus")
-# Name: the dataset on the hub, its configurations, how its rows are read. MATH-500 is a sample of
-# the `test` split of MATH, so training on `math` and testing on `math500` is sound.
+# Name: the dataset on the hub, its configurations, how its rows are read. MATH-500 is from the test
+# split of MATH, so training on `math` and testing on `math500` is sound.
 DATASETS = {
     "gsm8k": ("openai/gsm8k", ("main",), _gsm8k),
     "math": ("EleutherAI/hendrycks_math", SUBJECTS, _math),
@@ -167,10 +167,7 @@ def load_task(name: str, split: str, source: str | Path | None = None) -> list[P
 
 
 def _one_split(problems: list[Problem], split: str) -> list[Problem]:
-    """The tenth of the distinct questions with the lowest hashes is `test`, the rest `train`.
-
-    So the order of the rows does not matter, and no question is on both sides.
-    """
+    """The tenth of the distinct questions with the lowest hashes is `test`, in whatever order."""
     questions = [p.columns.get("question", p.prompt) for p in problems]  # without choices
     hashes = {question: hashlib.sha256(question.encode()).digest() for question in questions}
     held_out = set(sorted(hashes, key=hashes.get)[: max(1, len(hashes) // 10)])
@@ -226,9 +223,8 @@ def _jsonl_rows(path: Path) -> list[Mapping]:
 def render(tokenizer, prompt: str) -> list[int]:
     """The token ids that a model is shown for a prompt, ending where its answer begins.
 
-    The model's own chat template decides everything, BOS included; these ids go to the sampler as
-    they are, because rendered text that is tokenised again gets a second BOS. A model without a
-    template, a base model, gets plain text, after one BOS if it has one.
+    The model's own chat template decides everything, BOS included: rendered text that is tokenised
+    again would get a second one. A base model, without a template, gets plain text after one BOS.
     """
     if not tokenizer.chat_template:
         text = f"{SYSTEM_PROMPT}\n\nProblem: {prompt}\n\nSolution:"
@@ -239,8 +235,8 @@ def render(tokenizer, prompt: str) -> list[int]:
         text = _filled(tokenizer, [{"role": "system", "content": SYSTEM_PROMPT}, user])
     except ValueError:  # the template knows no system role (Gemma)
         text = None
-    # Others drop it without a word (Phi-3). Then, too, the user says it all; unless the tokenizer
-    # cannot read it, because the model is made for the bare question (the tiny policy).
+    # Others drop it without a word (Phi-3). The user says it all, then; unless the tokenizer cannot
+    # read it, because the model is made for the bare question (the tiny policy).
     if text is None or (not _holds(text, SYSTEM_PROMPT) and _can_read(tokenizer, SYSTEM_PROMPT)):
         text = _filled(tokenizer, [user | {"content": f"{SYSTEM_PROMPT}\n\n{prompt}"}])
     if not _holds(text, prompt):
@@ -279,9 +275,7 @@ def encode(
 
     Dropped, never cut, are a prompt longer than `max_prompt_tokens`, a question with special tokens
     or signs that the tokenizer does not know, a token beyond `vocabulary`, the model's embeddings.
-
-    Raises:
-        ValueError: if few problems are left, or the chat template cannot be used.
+    ValueError if few problems are left, or the chat template cannot be used.
     """
     added = tokenizer.added_tokens_decoder.items()
     special = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
