@@ -13,9 +13,6 @@ from collections.abc import Callable
 
 from rewards import TAGS
 
-# What is wrong where only carries are: in the tens column, and in the leading 1.
-CARRIES = [("form", False, False), ("leading carry", False, True)]
-CARRIES += [("inner carry", True, False), ("inner carry", True, True)]
 READABLE = re.compile(r"\d\+\d=\d+,\d\+\d(\+1)?=\d+ \d+")
 
 
@@ -42,19 +39,22 @@ def careless_solution(
 
 
 def error_kind(prompt: str, completion: str) -> str:
-    """What is wrong with a completion of a sum.
+    """The first thing wrong with a completion of a sum, in the order in which it is written.
 
-    One of `right` (it is the worked solution), `inner carry` (and perhaps the leading one, too),
-    `leading carry`, `column` (another wrong digit), `form` (only the tags, or it cannot be read).
+    One of `right` (it is the worked solution), `column` (a wrong sum or a wrongly copied digit),
+    `inner carry`, `leading carry`, `form` (only the tags, or it cannot be read).
     """
     if completion.strip() == worked_solution(prompt):
         return "right"
-    digits = _without_tags(completion)
-    for kind, *wrong in CARRIES:
-        careless = iter(wrong)
-        if digits == _without_tags(_written(prompt, lambda due: due != next(careless))):  # noqa: B023
-            return kind
-    return "column" if READABLE.fullmatch(digits) else "form"
+    digits, right = _without_tags(completion), _without_tags(worked_solution(prompt))
+    if digits == right or not READABLE.fullmatch(digits):
+        return "form"
+    careless = _without_tags(_written(prompt, carry=lambda due: not due))
+    if digits.startswith(careless[: careless.rindex("=") + 1]):
+        return "inner carry"
+    thought, answer = right.split()
+    careless = answer[1:] if len(answer) == 3 else "1" + answer  # 132 written 32, or 26 written 126
+    return "leading carry" if digits == f"{thought} {careless}" else "column"
 
 
 def _without_tags(text: str) -> str:
