@@ -40,7 +40,7 @@ class Problem:
 
 # One function for each schema of rows; an answer of "" says that the row has none.
 def _gsm8k(row: Mapping) -> Problem:
-    return Problem(_field(row, "question"), _after_hashes(_field(row, "answer"), ""))
+    return Problem(_field(row, "question"), _after_hashes(_field(row, "answer")))
 
 
 def _math(row: Mapping) -> Problem:
@@ -62,6 +62,7 @@ def _sciknoweval(row: Mapping) -> Problem | None:
     lines = [f"{label}) {text}" for label, text in zip(labels, texts, strict=True)]
     # The dataset's own instruction forbids an explanation, the thought that is trained here.
     prompt = "\n".join([question, "", *lines, "", "Answer with the letter of the right choice."])
+    # A key that labels none of the choices must not become some label by default.
     key = row["answerKey"] if row.get("answerKey") in labels else ""
     return Problem(prompt, key, {"question": question})
 
@@ -69,7 +70,7 @@ def _sciknoweval(row: Mapping) -> Problem | None:
 def _own(row: Mapping) -> Problem:
     question, answer = _field(row, "question"), _field(row, "answer")
     others = {name: row[name] for name in row if name not in ("question", "answer")}
-    return Problem(question, _after_hashes(answer, answer.strip()), others)
+    return Problem(question, _after_hashes(answer) or answer.strip(), others)
 
 
 def _field(row: Mapping, name: str, kind=str | int | float):
@@ -81,12 +82,12 @@ def _field(row: Mapping, name: str, kind=str | int | float):
     raise ValueError(f"the field {name!r} is missing or not of its type (fields: {', '.join(row)})")
 
 
-def _after_hashes(solution: str, otherwise: str) -> str:
-    """`3*500 = <<3*500=1500>>1500 #### 1,500` -> `1500`; `otherwise` without `####`."""
+def _after_hashes(solution: str) -> str:
+    """`3*500 = <<3*500=1500>>1500 #### 1,500` -> `1500`; "" without `####`."""
     _, hashes, gold = solution.rpartition("####")
     if re.fullmatch(r"\D?\d{1,3}(,\d{3})+(\.\d+)?", gold.strip()):
         gold = gold.replace(",", "")
-    return gold.strip() if hashes else otherwise
+    return gold.strip() if hashes else ""
 
 
 def sums() -> list[tuple[str, str]]:
