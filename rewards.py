@@ -5,13 +5,10 @@ r"""What a completion is worth: is the answer right, is the form kept.
     accuracy(r"so \boxed{0.5}", r"\frac{1}{2}")            # 1.0
     extract_answer("<think>8?</think><answer>9</answer>")  # "9"
 
-The idea: read one answer out of the text, then ask whether it equals the reference.
-
-* Reading is one ordered rule (`extract_answer`). The first marker that is present decides alone; a
-  wrong <answer> is wrong even if the right one stands elsewhere. Thoughts are never read. The same
-  rule reads a reference, so \boxed{5} and "The answer is 5." are the reference 5.
-* `grading/equality.py` says when two answers are equal, with a table of what a mathematician has to
-  decide. A verdict depends on the two texts alone, and is the same in any thread on any machine.
+One ordered rule reads the answer (`extract_answer`): a wrong <answer> is wrong even if the right
+one stands elsewhere. It reads references, too, so \boxed{5} and "The answer is 5." are 5 there.
+`grading/equality.py` says when the two are equal; a verdict depends on them alone, and is the same
+in any thread on any machine.
 
 Model output is hostile (`9^{9^{9^9}}`, a megabyte of brackets): texts are cut to a length, nothing
 is computed that is too large, and nothing is run as code. Left out: partial credit, rewards for
@@ -32,19 +29,14 @@ END_TOKEN = re.compile(
 )
 READ_CHARACTERS = 20_000  # only so much of the end of a completion is searched for an answer
 
-# ---- Form: linear in the text, by counting and finding, never by a pattern that can backtrack.
 
-
+# Form is linear in the text, by counting and finding, never by a pattern that can backtrack.
 def format(completion: str, opens_think: bool = False) -> float:
     """1.0 if the completion is <think>...</think>, white space, <answer>...</answer>, else 0.0.
 
     Each tag must occur exactly once, and the answer must not be blank: an empty one would be the
     cheapest way to be paid. A blank thought is fine, as models that think optionally write it.
-
-    Args:
-        completion: what the policy wrote, without the prompt. Blanks and end-of-turn tokens around
-            it are ignored.
-        opens_think: the rendered prompt already ended in <think>.
+    End-of-turn tokens are ignored. `opens_think`: the rendered prompt already ended in <think>.
     """
     text = _whole(completion, opens_think)
     if any(text.count(tag) != 1 for tag in TAGS):
@@ -57,10 +49,7 @@ def format(completion: str, opens_think: bool = False) -> float:
 
 
 def tag_count(completion: str, opens_think: bool = False) -> float:
-    """0.25 for each of the four tags that occurs exactly once, wherever it stands.
-
-    Args: as for `format`; a <think> that the prompt opened counts as written.
-    """
+    """0.25 for each of the four tags that occurs exactly once, the prompt's <think> included."""
     text = _whole(completion, opens_think)
     return 0.25 * sum(text.count(tag) == 1 for tag in TAGS)
 
@@ -75,11 +64,7 @@ def _whole(completion: str, opens_think: bool) -> str:
     return "<think>" + text if opens_think else text
 
 
-# ---- Reading: which part of the text is the answer.
-
-# "\boxed form" is none; "\\boxed{5}", escaped once too often, is one.
-BOX = re.compile(r"\\(?:boxed|fbox)[ \t]*(?:\{|[ \t][-+$.\d\\]|[ \t][A-Z]\b)")
-BOX_TOKENS = re.compile(
+BOX_TOKENS = re.compile(  # "\boxed form" is no box; "\\boxed{5}", escaped once too often, is one
     r"\\{1,2}(?:boxed|fbox)(?:[ \t]*(?P<box>\{)|[ \t]+(?P<bare>[-+$.\d\\][^\s$]*|[A-Z]\b))"
     r"|\\.|(?P<open>\{)|(?P<close>\})",
     re.DOTALL,
@@ -121,8 +106,6 @@ def extract_answer(completion: str, opens_think: bool = False) -> str | None:
     the text was cut there. Inside a block the other markers are looked for again. Thoughts are
     never read: from <think> to the next </think> or to the end, and everything before a </think>
     that nothing opened.
-
-    Args: as for `format`.
     """
     answer = _read(_spoken(completion, opens_think))
     return answer if answer and len(answer) <= ANSWER_CHARACTERS else None
@@ -142,7 +125,7 @@ def _read(text: str, is_answer: bool = False) -> str | None:
         start = text.rfind("<answer>", 0, max(0, text.rfind("</answer>")))
         inside = text[start + len("<answer>") :].partition("</answer>")[0]
         return _read(inside, is_answer=True) if start >= 0 else None
-    if BOX.search(text):
+    if any(token["box"] or token["bare"] for token in BOX_TOKENS.finditer(text)):
         return last_boxed(text)
     if "####" in text:
         line = text.rpartition("####")[2].strip().partition("\n")[0]
@@ -170,11 +153,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
-    r"""Start, end and content of each box that holds no other.
-
-    One pass with the open braces on a stack: an answer such as \frac{3}{8} has braces of its own.
-    """
-    boxes, braces = [], []
+    """Start, end and content of each box that holds no other."""
+    boxes, braces = [], []  # the open ones: an answer such as \frac{3}{8} has braces of its own
     for token in BOX_TOKENS.finditer(text):
         if token["box"] or token["open"]:
             braces.append(token)
@@ -193,8 +173,8 @@ def _after_cue(text: str) -> str | None:
     *_, cue = CUE.finditer(text)
     rest = text[cue.end() :].lstrip(" \t\n:*=_")[:ANSWER_CHARACTERS]
     line = OPENING.sub(r"\1", rest).partition("\n")[0]
-    end = re.search(r"\.(?=\s|$)", _masked(line))
-    sentence = (line[: end.start()] if end else line).strip(" *")
+    full_stop = re.search(r"\.(?=\s|$)|$", _masked(line)).start()
+    sentence = line[:full_stop].strip(" *")
     if letter := chosen(TEXT.sub(r"\1", sentence).strip(" $")):
         return letter
     masked = _masked(sentence)
@@ -213,10 +193,8 @@ def _last_number(text: str) -> str | None:
         re.search(r"[\\^=]", text) and "\n" not in text and not PROSE.search(_masked(text))
     ):
         return text
-    for line in reversed(text.splitlines()):
-        if numbers := list(_numbers(line)):
-            return numbers[-1]
-    return None
+    lines = reversed(text.splitlines())
+    return next((numbers[-1] for line in lines if (numbers := list(_numbers(line)))), None)
 
 
 def _masked(text: str) -> str:
@@ -226,18 +204,15 @@ def _masked(text: str) -> str:
 
 def _numbers(line: str) -> Iterator[str]:
     """The numbers and formulas between the words of a line."""
-    start, ends = 0, [*BETWEEN.finditer(_masked(line)), None]
-    for word in ends:
-        stretch = line[start : word.start() if word else len(line)].strip(' ,;:*_`"')
-        start = word.end() if word else len(line)
+    words = BETWEEN.finditer(_masked(line))
+    edges = [0, *(edge for word in words for edge in word.span()), len(line)]
+    for start, end in zip(edges[::2], edges[1::2]):
+        stretch = line[start:end].strip(' ,;:*_`"')
         found = NUMBER.findall(stretch)
         if found and FORMULA.search(NUMBER.sub("0", stretch)):
             yield stretch
         else:
             yield from found
-
-
-# ---- Scores.
 
 
 def is_gradable(reference: str) -> bool:
@@ -246,7 +221,7 @@ def is_gradable(reference: str) -> bool:
 
 
 def are_gradable(references: Sequence[str]) -> list[bool]:
-    """The same for many. It depends on the texts alone, so a data set is the same in every run."""
+    """The same for many."""
     return list(map(is_gradable, references))
 
 
@@ -261,16 +236,13 @@ def _is_right(answer: str, reference: str) -> bool:
 
 
 def accuracy(completion: str, answer: str, opens_think: bool = False) -> float:
-    """1.0 if the answer read from the completion equals `answer`, else 0.0.
-
-    Args: as for `format`; answer: the reference, as the data has it.
-    """
+    """1.0 if the answer read from the completion equals `answer`, the reference, else 0.0."""
     extracted = extract_answer(completion, opens_think)
     return float(extracted is not None and _is_right(extracted, answer))
 
 
 def lenient_accuracy(completion: str, answer: str, opens_think: bool = False) -> float:
-    """1.0 if the reference stands anywhere in what is said outside thoughts, else 0.0.
+    """1.0 if the reference stands anywhere outside thoughts, else 0.0.
 
     For comparison only: a reward like this pays a text that names every number.
     """
@@ -290,12 +262,8 @@ def score(
     """The parts of the reward and their weighted `total`: a list each, one item per completion.
 
     Args:
-        completions: what the policy wrote, without the prompts.
-        answers: the reference answer for each completion.
         weights: of accuracy, format and tag count, in this order or by name; a name left out
             weighs 0. The weights matter: PODS keeps the rollouts whose totals vary most.
-        opens_think: the rendered prompts already ended in <think>.
-
     Raises:
         ValueError: the lengths differ, or the weights are not those of the three parts.
     """
@@ -308,14 +276,11 @@ def score(
         weights = dict(zip(names, weights, strict=True))
     if unknown := weights.keys() - DEFAULT_WEIGHTS.keys():
         raise ValueError(f"no reward is called {sorted(unknown)}: weigh {names}")
-    pairs = zip(completions, answers, strict=True)
     parts = {
-        "accuracy": [accuracy(text, answer, opens_think) for text, answer in pairs],
-        "format": [format(completion, opens_think) for completion in completions],
-        "tag_count": [tag_count(completion, opens_think) for completion in completions],
+        "accuracy": [accuracy(*pair, opens_think) for pair in zip(completions, answers)],
+        "format": [format(text, opens_think) for text in completions],
+        "tag_count": [tag_count(text, opens_think) for text in completions],
     }
-    totals = [
-        sum(weight * parts[name][i] for name, weight in weights.items())
-        for i in range(len(completions))
-    ]
-    return parts | {"total": totals}
+    count = range(len(completions))
+    total = [sum(weight * parts[name][i] for name, weight in weights.items()) for i in count]
+    return parts | {"total": total}

@@ -5,10 +5,9 @@ r"""When two answers are equal.
     equal("B) sodium", "B")                  # True
     equal(r"a \equiv 3", r"3 \equiv a")      # False: no rule reads these; they are spelled apart
 
-Both are spelled alike first (`grading.spelling`). Then the rules of this file are asked in turn,
-and the first that knows decides: names, lists, numbers with their units, words, formulas
-(`grading.formulas`). A verdict depends on the two texts alone, and its work is bounded: texts are
-short, each rule reads them once, and sets compare only so many pairs of items.
+Both are spelled alike first (`grading.spelling`). Then the rules are asked in turn, and the first
+that knows decides: names, lists, numbers with their units, words, formulas. The work is bounded:
+texts are short, each rule reads them once, and sets compare only so many pairs of items.
 
 What counts as equal, where a mathematician has to decide:
 
@@ -28,8 +27,7 @@ What counts as equal, where a mathematician has to decide:
     sets       (2,\infty) is x>2; x<1 or x>2 is a union; the kind of bracket matters; x\ne 1 is
                \mathbb{R}\setminus\{1\} and (-\infty,1)\cup(1,\infty). Unions equal part by part:
                (0,1]\cup(1,2) is not (0,2), and \{x : x>2\} is only what is spelled like it
-    words      letter by letter, except case: stop is not pots, and 7 is not seven
-    molecules  NaCl is not ClNa, and H_2O is H2O
+    words      letter by letter, except case: stop is not pots, NaCl is not ClNa, 7 is not seven
     choices    B is matched by B, (B), [B], B) text, B: text, Option B, B is right, and by a lone b;
                not by B or C. A is matched likewise, but "A strong acid" begins with an article
 """
@@ -37,7 +35,6 @@ What counts as equal, where a mathematician has to decide:
 import re
 from fractions import Fraction
 
-from grading import formulas
 from grading.lists import as_intervals, is_name, split, split_list
 from grading.quantities import BASED, number, split_unit
 from grading.spelling import normalise
@@ -47,13 +44,7 @@ PAIRS = (1_000, 16, 0)  # of items that are compared in sets, in sets inside lis
 
 
 def equal(answer: str, gold: str, depth: int = 0) -> bool:
-    """Whether an answer is worth what the reference is.
-
-    Args:
-        answer: as it was read, in any spelling.
-        gold: the reference, without a marker around it.
-        depth: how many lists the two are items of.
-    """
+    """Whether an answer is worth what the reference is; `depth` counts the lists around them."""
     if max(len(answer), len(gold)) > ANSWER_CHARACTERS or depth >= len(PAIRS):
         return False
     answer, gold = normalise(answer), normalise(gold)
@@ -76,19 +67,21 @@ def equal(answer: str, gold: str, depth: int = 0) -> bool:
         return False
     if gold_number is not None:
         if (given := number(value)) is not None:
-            return _same_number(given, unit == "%", gold_number, gold_unit == "%")
+            percent = (unit == "%") - (gold_unit == "%")  # on which side alone the sign is
+            return given == gold_number or given == gold_number * Fraction(100) ** percent
         if CLOSED.fullmatch(value):
             return False
     if _is_words(value) or _is_words(gold_value):
         return _same_words(answer, gold)
-    return _joined(value) == _joined(gold_value) or formulas.same(value, gold_value)
+    if _joined(value) == _joined(gold_value):
+        return True
+    from grading import formulas  # loads mpmath, which few answers need
+
+    return formulas.same(value, gold_value)
 
 
 def gradable(text: str) -> bool:
-    """Whether a reference can be compared with: neither blank, nor cut, nor unfinished.
-
-    Of what no rule can read, at least the same spelling is right.
-    """
+    """Whether a reference can be compared with: neither blank, nor cut, nor unfinished."""
     value = normalise(text) if len(text) <= ANSWER_CHARACTERS else ""
     opened, closed = (sum(map(value.count, brackets)) for brackets in ("([{", ")]}"))
     finished = opened == closed and not UNFINISHED.search(value)
@@ -99,8 +92,6 @@ UNFINISHED = re.compile(  # 5+; \sqrt{}; \frac{1}
     r"[-+*/^_=<>,\\]$|(?<=[\^_}a-z])\{ *\}|\\frac ?(?:\{[^{}]*\}|\w)?$"
 )
 
-# ---- Choices.
-
 CHOICE = re.compile(r"\(?([A-Z])\)?")
 _LABEL = r"[\[({\"']*(?:(?i:option|choice|answer)\b:? ?)?[\[({\"']*"
 LONE = re.compile(_LABEL + r"([A-Za-z])[\])}\"'.:*]*")
@@ -108,9 +99,10 @@ LABELLED = re.compile(
     _LABEL
     + r"([A-Za-z])(?:[\"']?[)\]}](?![a-z+*/^=-])|:|\.(?= )|(?<=[A-Z]) ?[-\u2014] (?=[A-Za-z]{2}))"
 )  # b) weak
-NAMED = re.compile(_LABEL + r"([A-Z])(?:, | (?=[a-z\d(\\]|[A-Z][A-Za-z]))")  # B, weak; B weak
-ARTICLE = re.compile(  # of "A ..." and "I ..." only this says that a choice is meant
-    r"[AI](?!,| \(| (?:is|was|seems|must|would|since|because|as|for|due|and)\b)"
+# "A ..." and "I ..." begin a sentence, unless one of these follows.
+_ARTICLE = r"[AI](?!,| \(| (?:is|was|seems|must|would|since|because|as|for|due|and)\b)"
+NAMED = re.compile(  # B, weak; B weak
+    rf"{_LABEL}(?!{_ARTICLE})([A-Z])(?:, | (?=[a-z\d(\\]|[A-Z][A-Za-z]))"
 )
 OTHER = r"[\[({\"']*(?!I [a-z])(?:[A-Z]\b(?!['-])|[a-z][)\]])"  # "B and I think": I am no choice
 HEDGED = re.compile(  # B or C; B, C; B/C; (B) (C); but not "B, a base" nor "B) (S)-butanol"
@@ -126,14 +118,8 @@ def chosen(text: str) -> str | None:
     if letter := LONE.fullmatch(text):
         return letter[1]
     letter = LABELLED.match(text) or NAMED.match(text)
-    if not letter or HEDGED.match(text, letter.start(1)):
-        return None
-    if letter.re is NAMED and ARTICLE.match(text, letter.start(1)):
-        return None
-    return letter[1]
+    return letter[1] if letter and not HEDGED.match(text, letter.start(1)) else None
 
-
-# ---- Names: x=5.
 
 IS_IN = re.compile(r"\\in(?![a-z])")
 
@@ -161,8 +147,6 @@ def _sides(text: str) -> list[str]:
     return [name, *values[-1:]] if named else values[-1:] or [exact]
 
 
-# ---- Lists, intervals, matrices.
-
 ORDERED = [{"()"}, {"()", ""}, {"[]"}, {"(]"}, {"[)"}]  # kinds of lists that can be equal
 UNORDERED = [{""}, {r"\{\}"}, {r"\{\}", ""}]
 
@@ -177,14 +161,12 @@ def _by_list(answer: str, gold: str, depth: int) -> bool | None:
     kinds = {kind, gold_kind}
     if kinds == {""} and len(answers) == len(golds) == 1:
         return None
-    if kinds in UNORDERED:
+    if kinds in UNORDERED and golds:
         return _same_items(answers, golds, depth)
-    if len(answers) > 1 and len(golds) > 1:
-        matrices = len(kinds) == 1 and kind.startswith("matrix")
-        if (kinds not in ORDERED and not matrices) or len(answers) != len(golds):
-            return False
-        return all(equal(a, g, depth + 1) for a, g in zip(answers, golds, strict=True))
-    return False  # a list is not one thing
+    matrices = kind == gold_kind and kind.startswith("matrix")
+    if not (kinds in ORDERED or matrices) or not 1 < len(answers) == len(golds):
+        return False  # a list is not one thing
+    return all(equal(a, g, depth + 1) for a, g in zip(answers, golds))
 
 
 def _same_items(answers: list[str], golds: list[str], depth: int) -> bool:
@@ -198,21 +180,13 @@ def _same_items(answers: list[str], golds: list[str], depth: int) -> bool:
     )
 
 
-# ---- Numbers and words.
-
 CLOSED = re.compile(r"[A-Za-z]|(?:[-+*/(){}\d. ]|\\times|\\cdot|\\div)+")  # a letter; work
 LETTER = r"[^\W\d_]"
 WORD = re.compile(rf"(?<!\\)(?<!{LETTER})(?!(?:[abc]+|[xyz]+)(?!{LETTER})){LETTER}{{3,}}")
 SHORT_WORD = re.compile(r"(?![abc]+$)(?=.?[aeiou])[a-z]{2}", re.IGNORECASE)  # no, on; but AB is BA
+ACCENTED = re.compile(r"\\(?:overline|vec|hat|angle) ?\{?[A-Z]{1,4}\}?")  # \overline{ABC}
+BLANK = re.compile(r"(?<!\d) | (?!\d)")  # one that separates nothing; but 3 1/2 is not 31/2
 MOLECULE = re.compile(r"(?=.*[a-z\d])(?:[A-Z][a-z]?(?:_?\{?\d+\}?)?)+")  # NaCl, H_2O
-
-
-def _same_number(given: Fraction, is_percent: bool, gold: Fraction, gold_percent: bool) -> bool:
-    """Exactly; a percentage is its number and its hundredth."""
-    if is_percent == gold_percent:
-        return given == gold
-    percent, decimal = (given, gold) if is_percent else (gold, given)
-    return decimal in (percent, percent / 100)
 
 
 def _same_words(answer: str, gold: str) -> bool:
@@ -227,10 +201,6 @@ def _is_words(value: str) -> bool:
     if MOLECULE.fullmatch(value) or SHORT_WORD.fullmatch(value):
         return True
     return r"\begin" not in value and bool(WORD.search(ACCENTED.sub("", value)))
-
-
-ACCENTED = re.compile(r"\\(?:overline|vec|hat|angle) ?\{?[A-Z]{1,4}\}?")  # \overline{ABC}
-BLANK = re.compile(r"(?<!\d) | (?!\d)")  # one that separates nothing; but 3 1/2 is not 31/2
 
 
 def _joined(text: str) -> str:

@@ -4,11 +4,11 @@ r"""Formulas read and compared by their values: no algebra, no library that eval
     same(r"1-\frac{1}{e}", "1-e^{-1}")   # True
     same("3t", "3")                      # False
 
-Two formulas are equal if they have equal values wherever both are defined. Values at three points
-in general position, to 100 digits, settle that: short formulas that agree in 50 digits at random
-points, and still differ, do not occur (Schwartz 1980 and Zippel 1979, for polynomials). The work is
-linear in the text: each token is read once for each point, and operands are bounded before each
-operation. So 9^{9^{9^9}} is not computed, and (x+y)^{900} never expanded.
+Two formulas are equal if they have equal values wherever both are defined. Values at three random
+points, to 100 digits, settle that: short formulas that agree there in 50 digits, and still differ,
+do not occur (Schwartz 1980 and Zippel 1979, for polynomials). The work is linear in the text: each
+token is read once for each point, and operands are bounded before each operation. So 9^{9^{9^9}} is
+not computed, and (x+y)^{900} never expanded.
 
 Two points are positive. The third is negative and counts only where both values are real: so
 \sqrt{x^2} is not x, and \ln(x^2) is 2\ln(x). Equations are equal if one is a multiple of the other,
@@ -25,9 +25,14 @@ import re
 import threading
 from collections.abc import Callable
 
+import mpmath
+
 DIGITS = 100  # that are computed
-TOLERANCE = 50  # digits that must agree, relative to the larger value
-NEGLIGIBLE = 80  # digits behind the point: what is smaller is 0 up to rounding
+MP = mpmath.mp.clone()  # a context of its own: the precision is ours alone
+MP.dps = DIGITS
+LOCK = threading.Lock()  # mpmath changes its precision while it computes
+TOLERANCE = MP.mpf(10) ** -50  # in which values may differ, relative to the larger one
+NEGLIGIBLE = MP.mpf(10) ** -80  # what is smaller is 0 up to rounding
 LARGEST_LOG = 100_000  # a power whose logarithm is larger, or a function of more, is not computed
 LARGEST_FACTORIAL = 1_000
 NESTING = 40
@@ -53,10 +58,12 @@ FUNCTIONS |= {rf"\{name}": name for name in (*CIRCULAR, "sinh", "cosh", "tanh")}
 FUNCTIONS |= {rf"\arc{name}": "a" + name for name in CIRCULAR}
 OF_INTEGERS = {r"\gcd": math.gcd, r"\lcm": math.lcm}
 OF_SEVERAL = {**OF_INTEGERS, r"\max": max, r"\min": min}
+CONSTANTS = {"e": +MP.e, "i": MP.mpc(0, 1), r"\pi": +MP.pi}
 TIMES = {r"\cdot", r"\times", "*"}
 OVER = {"/", r"\div"}
 CLOSING = {"(": ")", "[": "]", "{": "}", "|": "|", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
-NO_FACTOR = {*CLOSING.values(), *TIMES, *OVER, "+", "-", "!", "^", "_", ",", ";", ":", "&", "'", ""}
+NO_FACTOR = {*CLOSING.values(), "+", "-", "!", "^", "_", ",", ";", ":", "&", "'", ""}
+NO_FACTOR_OF_FUNCTION = NO_FACTOR | TIMES | OVER | FUNCTIONS.keys()
 
 
 class Unreadable(Exception):
@@ -94,15 +101,12 @@ def values(text: str) -> tuple[str, list] | None:
     sign = signs[0] if signs else ""
     if sign in TURNED:
         sign, sides = TURNED[sign], sides[::-1]
-    with _lock:
+    with LOCK:
         try:
             at_points = [_difference(sides, index) for index in range(POINTS)]
         except Unreadable:
             return None
     return None if at_points == [None] * POINTS else (sign, at_points)
-
-
-_lock = threading.Lock()  # mpmath changes its precision while it computes
 
 
 def _difference(sides: list[str], index: int):
@@ -111,23 +115,13 @@ def _difference(sides: list[str], index: int):
         value = left - right[0] if right else left
     except (ZeroDivisionError, OverflowError, ValueError):
         return None
-    return value if _mpmath().isfinite(value) else None
-
-
-@functools.cache
-def _mpmath():
-    """A context of its own: the precision is ours alone. Imported when first needed."""
-    import mpmath
-
-    context = mpmath.mp.clone()
-    context.dps = DIGITS
-    return context
+    return value if MP.isfinite(value) else None
 
 
 def close(a, b) -> bool:
     """Whether two values are equal up to rounding."""
-    gap, size, ten = abs(a - b), max(abs(a), abs(b)), _mpmath().mpf(10)
-    return gap <= size * ten**-TOLERANCE or size < ten**-NEGLIGIBLE
+    size = max(abs(a), abs(b))
+    return abs(a - b) <= size * TOLERANCE or size < NEGLIGIBLE
 
 
 def _multiples(pairs: list, sign: str) -> bool:
@@ -140,12 +134,6 @@ def _multiples(pairs: list, sign: str) -> bool:
     return all(close(ratio, ratios[0]) for ratio in ratios) and (sign in ("=", r"\ne") or positive)
 
 
-def _coordinate(name: str, index: int):
-    """The value of a variable at a point: the same in every formula, and nothing special."""
-    size = _mpmath().mpf(random.Random(f"{name} {index}").random()) * 3 + _mpmath().mpf(1) / 3
-    return -size if index == POINTS - 1 else size
-
-
 def bounded(value, largest: int):
     """The value itself; Unreadable if it is larger: work stays bounded because numbers do."""
     if abs(value) > largest:
@@ -156,7 +144,7 @@ def bounded(value, largest: int):
 def raised(base, exponent):
     """base ** exponent, asked for its size first: 9^{9^{9^9}} is Unreadable, not computed."""
     if base and exponent:
-        bounded(_mpmath().log(base) * exponent, LARGEST_LOG)
+        bounded(MP.log(base) * exponent, LARGEST_LOG)
     return base**exponent
 
 
@@ -202,28 +190,26 @@ class _Reader:
         return -read() if minus % 2 else read()
 
     def product(self, of_function: bool = False):
-        """Factors with or without a sign between them; of \\sin 2x\\cos y, 2x is the sine's."""
-        value, ends = self.power(), NO_FACTOR | FUNCTIONS.keys() if of_function else NO_FACTOR
-        while True:
-            token = self.peek()
-            if token in TIMES | OVER and not of_function:
+        r"""Factors with or without a sign between them; of \sin 2x\cos y, 2x is the sine's."""
+        value, ends = self.power(), NO_FACTOR_OF_FUNCTION if of_function else NO_FACTOR
+        while (token := self.peek()) not in ends and token not in self.open:
+            if token in TIMES | OVER:
                 self.next()
                 factor = self.signed(self.power)
                 value = value / factor if token in OVER else value * factor
-            elif token not in ends and token not in self.open:
-                if token[0].isdigit() and self.tokens[self.at - 1][-1].isdigit():
-                    raise Unreadable  # two numbers side by side
-                value = value * self.power()
+            elif token[0].isdigit() and self.tokens[self.at - 1][-1].isdigit():
+                raise Unreadable  # two numbers side by side
             else:
-                return value
+                value = value * self.power()
+        return value
 
     def power(self):
         base = self.atom()
         while self.peek() in ("!", "^"):
             if self.next() == "!":
-                base = _mpmath().factorial(bounded(base, LARGEST_FACTORIAL))
+                base = MP.factorial(bounded(base, LARGEST_FACTORIAL))
             elif self.take(r"\circ"):
-                base = base * _mpmath().pi / 180
+                base = base * MP.pi / 180
             else:
                 base = raised(base, self.signed(self.atom))
         return base
@@ -254,18 +240,18 @@ class _Reader:
         return value
 
     def unnested(self):
-        context, token = _mpmath(), self.next()
+        token = self.next()
         if token.lstrip(".")[:1].isdigit():
-            return context.mpf(token)
+            return MP.mpf(token)
         if token in CLOSING:
             (value,) = self.group(token)
-            parts = {"|": abs, r"\lfloor": context.floor, r"\lceil": context.ceil}
+            parts = {"|": abs, r"\lfloor": MP.floor, r"\lceil": MP.ceil}
             return parts[token](value) if token in parts else value
         if token in (r"\frac", r"\binom"):
             upper, lower = self.argument(), self.argument()
             if token == r"\frac":
                 return upper / lower
-            return context.binomial(*(bounded(n, LARGEST_FACTORIAL) for n in (upper, lower)))
+            return MP.binomial(*(bounded(n, LARGEST_FACTORIAL) for n in (upper, lower)))
         if token in OF_SEVERAL and self.peek() in ("(", "["):
             return self.of_several(token)
         if token == r"\sqrt":
@@ -275,7 +261,7 @@ class _Reader:
         return self.symbol(token)
 
     def root(self):
-        (degree,) = self.group("[") if self.take("[") else (_mpmath().mpf(2),)
+        (degree,) = self.group("[") if self.take("[") else (MP.mpf(2),)
         value = self.argument()
         if degree == 3 and not value.imag and value < 0:
             return -raised(-value, 1 / degree)  # the real one
@@ -290,10 +276,10 @@ class _Reader:
         integers = [int(number) for number in numbers]
         if integers != numbers:
             raise Unreadable
-        return _mpmath().mpf(OF_INTEGERS[token](*integers))
+        return MP.mpf(OF_INTEGERS[token](*integers))
 
     def function(self, token: str):
-        context, name, power, base = _mpmath(), FUNCTIONS[token], None, None
+        name, power, base = FUNCTIONS[token], None, None
         if token == r"\log" and self.peek()[:1] == "_":
             base = _Reader(self.next().strip("_{}"), self.index).value()
         if self.take("^"):
@@ -304,9 +290,7 @@ class _Reader:
         value = self.signed(self.power if bracketed else lambda: self.product(of_function=True))
         if not name.startswith("log"):
             bounded(value, LARGEST_LOG)
-        result = getattr(context, name)(value)
-        if base is not None:
-            result = context.log(value) / context.log(base)
+        result = getattr(MP, name)(value) if base is None else MP.log(value, base)
         return result if power is None else raised(result, power)
 
     def symbol(self, token: str):
@@ -314,6 +298,9 @@ class _Reader:
         if not SYMBOL.fullmatch(token):
             raise Unreadable
         subscript = self.next() if re.match("_.", self.peek()) else ""
-        name, context = re.sub("[{} ]", "", token + subscript), _mpmath()
-        constants = {"e": +context.e, "i": context.mpc(0, 1), r"\pi": +context.pi}
-        return constants[name] if name in constants else _coordinate(name, self.index)
+        name = re.sub("[{} ]", "", token + subscript)
+        if name in CONSTANTS:
+            return CONSTANTS[name]
+        # The same in every formula, and nothing special.
+        size = MP.mpf(random.Random(f"{name} {self.index}").random()) * 3 + MP.mpf(1) / 3
+        return -size if self.index == POINTS - 1 else size

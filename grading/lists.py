@@ -10,6 +10,7 @@ An item is a text again, for `grading.equality` to compare: it may be a list its
 
 import itertools
 import re
+from collections.abc import Iterator
 
 from grading.quantities import number
 
@@ -56,10 +57,7 @@ def split_list(text: str) -> tuple[str, list[str]]:
 
 
 def split(text: str, separators: str = ";,") -> list[str]:
-    """The items between the first of the separators that stands outside all brackets.
-
-    None if the brackets do not match.
-    """
+    """The items between the first separator that stands outside all brackets; [] if none match."""
     depth, outside = 0, ""
     for character in text:
         depth += (character in "([{") - (character in ")]}")
@@ -76,16 +74,15 @@ def split(text: str, separators: str = ";,") -> list[str]:
 
 def _both_signs(item: str) -> list[str]:
     r"""1\pm 2 is 1+2 and 1-2. Two \pm change apart, but with \mp, the other one, together."""
-    kinds, results = PLUS_MINUS.findall(item), []
-    together = "mp" in kinds
-    for choice in itertools.product("+-", repeat=1 if together else min(len(kinds), 4)):
-        signs = itertools.cycle(choice)
-        written = {"pm+": "+", "pm-": "-", "mp+": "-", "mp-": "+"}
-        results.append(PLUS_MINUS.sub(lambda kind: written[kind[1] + next(signs)], item))  # noqa: B023
-    return results
+    kinds = PLUS_MINUS.findall(item)
+    choices = itertools.product("+-", repeat=1 if "mp" in kinds else min(len(kinds), 4))
+    written = {"pm+": "+", "pm-": "-", "mp+": "-", "mp-": "+"}
 
+    def chosen(signs: Iterator[str]) -> str:
+        return PLUS_MINUS.sub(lambda kind: written[kind[1] + next(signs)], item)
 
-# ---- Sets of real numbers.
+    return [chosen(itertools.cycle(choice)) for choice in choices]
+
 
 WITHOUT = re.compile(r"\\mathbb\{R\}(?: ?(?:\\setminus|\\backslash|-) ?\\?\{(.+?)\\?\})?")
 

@@ -49,6 +49,7 @@ def number(text: str) -> Fraction | None:
     return -value if mixed[1] == "-" else value
 
 
+METRIC_WORDS = {"meter": "m", "metre": "m", "gram": "g", "liter": "L", "litre": "L"}
 UNITS = (  # spellings of a unit, and the one it is compared by; an s behind it is a plural
     {"percent": "%", "percentage": "%", "pct": "%", "pound": "lb", "ounce": "oz", "year": "yr"}
     | {"inch": "in", "inches": "in", "foot": "ft", "feet": "ft", "yard": "yd", "mile": "mi"}
@@ -56,18 +57,12 @@ UNITS = (  # spellings of a unit, and the one it is compared by; an s behind it 
     | {
         prefix + word: prefix[:1] + unit
         for prefix in ("", "milli", "centi", "kilo")
-        for word, unit in (
-            ("meter", "m"),
-            ("metre", "m"),
-            ("gram", "g"),
-            ("liter", "L"),
-            ("litre", "L"),
-        )
+        for word, unit in METRIC_WORDS.items()
     }
 )
-UNITS |= {unit: unit for unit in UNITS.values()}
-UNITS |= {unit: unit for unit in ("day", "week", "month", "dollar", "cent", "am", "pm", "mph")}
-UNITS |= {unit: unit for unit in ("degree", "degreeC", "degreeF", "degreeK")}
+OTHERS = ("day", "week", "month", "dollar", "cent", "am", "pm", "mph", "degree")
+OTHERS += ("degreeC", "degreeF", "degreeK")
+UNITS |= {unit: unit for unit in (*UNITS.values(), *OTHERS)}
 METRIC = r"[kMGmµncd](?:[mgsJNWVAL]|Hz|Pa|eV|mol|cal)|[kMG]?(?:Hz|Pa|eV|mol|cal)"
 SYMBOL = re.compile(rf"[JNWVAKCF]|{METRIC}")  # behind a blank these are units, too
 POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}  # in front of a unit
@@ -93,14 +88,10 @@ NUMBER_WORD = re.compile(
 
 
 def split_unit(text: str, letters: bool = False) -> tuple[str, str | None]:
-    r"""Cuts the words behind a value: "27 miles from here" gives "27" and "mi".
+    """The value without the words behind it, and the unit with its power if it is a known one.
 
     Args:
-        text: normalised.
         letters: a number is wanted, so L, m^2 or in glued to digits are units and no variables.
-    Returns:
-        The value, and the unit with its power if it is a known one; the whole text if there is
-        nothing to cut.
     """
     cut = IN_BRACKETS_BEHIND.sub(r" \1", UNIT_FRACTION.sub(r" \1/\2", text))
     cut = GLUED_UNIT.sub(" ", DEGREE.sub(r"\1 degree\2", cut))
@@ -109,9 +100,8 @@ def split_unit(text: str, letters: bool = False) -> tuple[str, str | None]:
     while kept and UNIT_WORD.fullmatch(words[kept - 1]):
         kept -= 1
     value, names = " ".join(words[:kept]), [re.sub(r"[.{}]", "", word) for word in words[kept:]]
-    if not names or len(names) > 6 or not re.search(r"(?:[\d})]|\\pi)$", value):
-        return text, None
-    if any(map(NUMBER_WORD.fullmatch, names)):
+    few = 0 < len(names) <= 6 and not any(map(NUMBER_WORD.fullmatch, names))
+    if not few or not re.search(r"(?:[\d})]|\\pi)$", value):
         return text, None
     for part in re.sub(r"\^-?\d", "", names[0]).strip("/").split("/"):
         if VARIABLES.fullmatch(part) and not _unit(part) and part not in POWERS:

@@ -5,10 +5,8 @@ r"""One way to write what can be written in many.
     plain("x⁴ ≤ √2")                      # r"x^{4} \le \sqrt{2}"
 
 Two answers that are spelled alike need no arithmetic, and what comes after this file has one
-notation to know. Nothing here changes a value: no rounding, no converting, no evaluating.
-
-Every rewrite stands with an example, and a test runs each of them. They are applied from the first
-to the last, each to what the ones before it have left.
+notation to know. Nothing here changes a value: no rounding, no converting, no evaluating. Rewrites
+are applied in order; each stands with an example, which a test runs.
 """
 
 import functools
@@ -50,19 +48,16 @@ def plain(text: str) -> str:
         lambda half: r"\frac{{{}}}{{{}}}".format(*compatible(half[0]).split("\u2044")), text
     )
     text = NUMBER_SET.sub(lambda letter: rf"\mathbb{{{compatible(letter[0])}}}", text)
-    text = GREEK.sub(lambda letter: rf"\{greek_name(letter[0])} ", text)
+    text = GREEK.sub(lambda letter: rf"\{unicodedata.name(letter[0]).split()[-1].lower()} ", text)
+    text = text.replace(r"\lamda ", r"\lambda ")  # as Unicode spells it
     text = re.sub(r"√ *(\d+)", r"\\sqrt{\1}", text)
     text = re.sub(r"√ *(?=[a-zA-Z(\\{])", r"\\sqrt ", text)
     return compatible(text).translate(CHARACTERS)
 
 
-def greek_name(letter: str) -> str:
-    """`lambda`, which Unicode spells LAMDA, for its letter."""
-    return unicodedata.name(letter).split()[-1].lower().replace("lamda", "lambda")
-
-
 COMMANDS = "(?:[dt]?frac|sqrt|left|right|l?g?eq?|infty|pi|text|cup|pm|cdot|times)(?![a-z])"
 ABOUT = r"about|approximately|approx\.|roughly|circa|ca\."
+POWERS = {"thousand": "e3", "million": "e6", "billion": "e9"}
 FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|csc|log|ln|exp|gcd|lcm"
 
 # What is searched for, what stands in its place, and an example before and after all rewrites.
@@ -87,8 +82,7 @@ REWRITES = [
     (TEXT.pattern, r" \1 ", r"\textbf{\text{(C)} 5}", "(C) 5"),  # the inner one
     (r"(?<=[\d)}])(or|and)(?=[-\\(\[\d ]|[A-Za-z](?![a-z]))", r" \1 ", "1or x", "1 or x"),
     (r"(?<=[\d})]) *deg(?:rees?)?\b", r"^\\circ ", "sin(30) degrees", r"\sin (30)^\circ"),
-    (r"(?<=\d) *[Aa]\.? ?[Mm]\b\.?", " am", "9 A.M.", "9 am"),
-    (r"(?<=\d) *[Pp]\.? ?[Mm]\b\.?", " pm", "9p.m.", "9 pm"),
+    (r"(?<=\d) *([AaPp])\.? ?[Mm]\b\.?", lambda at: f" {at[1].lower()}m", "9 A.M.", "9 am"),
     (r"\bm ?(?=\\angle)", "", r"m\angle A=5", r"\angle A=5"),
     (r"(?<=\d) ?\^? ?(?:\{ ?)?(?:st|nd|rd|th)\b(?: ?\})?", "", r"12^{\text{th}}", "12"),
     (r"(?<![\\a-zA-Z])sqrt ?(\d+)", r"\\sqrt{\1}", "2sqrt12", r"2\sqrt{12}"),
@@ -117,9 +111,7 @@ REWRITES = [
     (r"([_^])\{(\w)\}(?!\d)", r"\1\2", "x^{2}", "x^2"),
     (r"^ ?([-+]) ", r"\1", "- 7", "-7"),
     (r"(?<=\d)E(?=[-+]?\d)", "e", "1.2E5", "1.2e5"),
-    (r"(?<=\d) thousand\b", "e3", "48.5 thousand", "48.5e3"),
-    (r"(?<=\d) million\b", "e6", "2 million people", "2e6 people"),
-    (r"(?<=\d) billion\b", "e9", "2 billion", "2e9"),
+    (r"(?<=\d) (thousand|million|billion)\b", lambda at: POWERS[at[1]], "5.5 million", "5.5e6"),
 ]
 PATTERNS = [(re.compile(pattern), replacement) for pattern, replacement, *_ in REWRITES]
 GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,\d{3})+(?!,?\d)|(?: \d{3})+(?! ?[\d,/]))")
@@ -128,11 +120,7 @@ IN_BRACKETS = re.compile(r"[(\[]|\\\{|^\{")
 
 @functools.lru_cache(maxsize=8192)
 def normalise(text: str) -> str:
-    """The text in the spelling that `grading.equality` reads, without decoration around it.
-
-    Args:
-        text: an answer or a reference, of at most some thousand characters.
-    """
+    """The text in the spelling that `grading.equality` reads, without decoration around it."""
     if text.isascii() and text.isdecimal():
         return text  # as most answers to word problems are
     text = plain(text).strip().strip('`*_"')

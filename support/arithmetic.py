@@ -4,8 +4,7 @@
     careless_solution("47+85=", rng)            # the same with a carry forgotten, perhaps
     error_kind("47+85=", completion)            # "right", "inner carry", "leading carry", ...
 
-The embedded default task. Its one difficulty, the carry, can be seen in the text, so anyone can
-check by eye what a policy has learned.
+The one difficulty, the carry, can be seen in the text: anyone can check what a policy has learned.
 """
 
 import random
@@ -13,6 +12,8 @@ import re
 from collections.abc import Callable
 
 from rewards import TAGS
+
+READABLE = re.compile(r"\d\+\d=\d+,\d\+\d(\+1)?=\d+ \d+")
 
 
 def worked_solution(prompt: str) -> str:
@@ -25,10 +26,10 @@ def careless_solution(
 ) -> str:
     """One demonstration by a student who adds columns correctly but is careless with carries.
 
-    A carry that is due is forgotten with probability `forget` (`4+8=12` above), one that is not due
-    is added with `invent`, into the tens column and as the leading 1 alike. By default the student
-    leans the right way: carries independent of the column would leave reward nothing to strengthen.
-    In 30% of the demonstrations one of the four tags is replaced by another one.
+    A carry that is due is forgotten with probability `forget` (`4+8=12`), one that is not is added
+    with `invent`, into the tens and as the leading 1 alike. So the student leans the right way:
+    carries independent of the column would leave reward nothing to strengthen. In 30% of the
+    demonstrations one of the four tags is replaced by another one.
     """
     text = _written(prompt, carry=lambda due: rng.random() < (1 - forget if due else invent))
     if rng.random() < 0.3:
@@ -40,30 +41,25 @@ def careless_solution(
 def error_kind(prompt: str, completion: str) -> str:
     """The first thing wrong with a completion of a sum, in the order in which it is written.
 
-    Returns:
-        `right` (it is the worked solution), `column` (a wrong sum or a wrongly copied digit),
-        `inner carry`, `leading carry`, or `form` (only the tags, or nothing that can be read).
+    One of `right` (it is the worked solution), `column` (a wrong sum or a wrongly copied digit),
+    `inner carry`, `leading carry`, `form` (only the tags, or it cannot be read).
     """
-    completion = completion.strip()
-    if completion == worked_solution(prompt):
+    if completion.strip() == worked_solution(prompt):
         return "right"
-    # A wrong tag is no excuse for not reading the sums: split at any tag, whichever it is.
-    parts = [part for part in re.split("|".join(TAGS), completion) if part]
-    thought = re.fullmatch(r"(\d)\+(\d)=(\d+),(\d)\+(\d)(\+1)?=(\d+)", parts[0]) if parts else None
-    if len(parts) != 2 or thought is None or not parts[1].isdigit():
+    digits, right = _without_tags(completion), _without_tags(worked_solution(prompt))
+    if digits == right or not READABLE.fullmatch(digits):
         return "form"
-    a0, b0, low, a1, b1, plus_one, high = thought.groups()
-    low, high, carried = int(low), int(high), 1 if plus_one else 0
-    if f"{a1}{a0}+{b1}{b0}=" != prompt or low != int(a0) + int(b0):
-        return "column"
-    if carried != low // 10:
+    careless = _without_tags(_written(prompt, carry=lambda due: not due))
+    if digits.startswith(careless[: careless.rindex("=") + 1]):
         return "inner carry"
-    if high != int(a1) + int(b1) + carried:
-        return "column"
-    if parts[1] == _answer(high >= 10, high, low):
-        return "form"
-    # The one carry that is left is the leading 1: 132 written 32, or 26 written 126.
-    return "leading carry" if parts[1] == _answer(high < 10, high, low) else "column"
+    thought, answer = right.split()
+    careless = answer[1:] if len(answer) == 3 else "1" + answer  # 132 written 32, or 26 written 126
+    return "leading carry" if digits == f"{thought} {careless}" else "column"
+
+
+def _without_tags(text: str) -> str:
+    """A wrong tag is no excuse for not reading the sums."""
+    return " ".join(re.sub("|".join(TAGS), " ", text).split())
 
 
 def _written(prompt: str, carry: Callable[[bool], bool]) -> str:
@@ -73,9 +69,5 @@ def _written(prompt: str, carry: Callable[[bool], bool]) -> str:
     if carry(low >= 10):
         high, carried = high + 1, "+1"
     thought = f"{a % 10}+{b % 10}={low},{a // 10}+{b // 10}{carried}={high}"
-    return f"<think>{thought}</think><answer>{_answer(carry(high >= 10), high, low)}</answer>"
-
-
-def _answer(leading_one: bool, high: int, low: int) -> str:
-    """The answer's digits from the two column sums."""
-    return ("1" if leading_one else "") + str(high % 10) + str(low % 10)
+    leading = "1" if carry(high >= 10) else ""
+    return f"<think>{thought}</think><answer>{leading}{high % 10}{low % 10}</answer>"

@@ -3,8 +3,7 @@
     data = load_data("gsm8k", "train", None, tokenizer, config, vocabulary)
     problems, prompt_ids = data.at(range(4), seed=0)     # the first four of an endless sequence
 
-Everything random is a function of what is asked for: `derived_seed("order", 3)` is the same number
-whenever and wherever it is asked for, so a run that goes on needs no generator state.
+Everything random is a function of what is asked for: a resumed run needs no generator state.
 """
 
 import hashlib
@@ -45,11 +44,7 @@ class Data:
 def load_data(
     task: str, split: str, folder: str | None, tokenizer, config: Config, vocabulary: int
 ) -> Data:
-    """A task's problems, from its own `folder` or, the task of --task, from the one of --data.
-
-    Args:
-        vocabulary: how many tokens the model has embeddings for.
-    """
+    """A task's problems, from its own `folder` or, the task of --task, from the one of --data."""
     folder = folder or (config.data if task == config.task else None)
     try:
         problems = tasks.load_task(task, split, folder)
@@ -75,7 +70,7 @@ def derived_seed(*parts: object) -> int:
 
 @lru_cache(maxsize=2)
 def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
-    """The order of the training problems in one pass over them; each pass has its own."""
+    """The order of the problems in one pass over them; each pass has its own."""
     order = list(range(count))
     random.Random(derived_seed(seed, "order", epoch)).shuffle(order)
     return order

@@ -32,27 +32,24 @@ class OwnReward:
     digest: str  # of its file
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
-        """A number for each completion, InputError if the function gives anything else.
-
-        `problems` has the problem of each completion.
-        """
+        """A number for each completion, which has one of the problems; or else InputError."""
         names = {name for p in problems for name in p.columns}
         lists = {name: [p.columns.get(name) for p in problems] for name in names}
-        lists["completions"] = list(completions)
         lists |= {"answers": [p.answer for p in problems], "prompts": [p.prompt for p in problems]}
+        lists["completions"] = list(completions)
         try:
             values = self.function(**{name: list(items) for name, items in lists.items()})
         except (Exception, SystemExit) as error:
             where = self.failing(lists, len(completions))
             raise InputError(f"--reward {self.spec} fails{where}: {said(error)}") from error
         values = values.tolist() if hasattr(values, "tolist") else values  # an array or a tensor
-        if not isinstance(values, list | tuple) or len(values) != len(completions):
-            gives, count = f"--reward {self.spec} gives {said(values)}", len(completions)
-            raise InputError(f"{gives} for {count} completions: need a list of {count} numbers")
+        gives, count = f"--reward {self.spec} gives", len(completions)
+        if not isinstance(values, list | tuple) or len(values) != count:
+            need = f"for {count} completions: need a list of {count} numbers"
+            raise InputError(f"{gives} {said(values)} {need}")
         for i, value in enumerate(values, start=1):
             if not (isinstance(value, Real) and abs(value) < 1e100):  # nor is NaN below it
-                gives = f"--reward {self.spec} gives {said(value)}"
-                raise InputError(f"{gives} for completion {i}: need a finite number")
+                raise InputError(f"{gives} {said(value)} for completion {i}: need a finite number")
         return list(map(float, values))
 
     def failing(self, lists: dict[str, list], count: int) -> str:

@@ -5,16 +5,15 @@
     problems = load_task("sums.jsonl", "train")            # your own `question` and `answer`
     problems, prompt_ids = encode(problems, tokenizer)     # rendered by the chat template
 
-A problem that cannot be rewarded only costs rollouts: a reference answer that cannot be graded and
-a prompt that is too long are dropped, counted and said. Nothing is ever cut: half a question is
-another question, and a chat template without its first token is another language.
+A reference that cannot be graded and a prompt that is too long are dropped, counted and said.
+Nothing is ever cut: half a question is another question.
 """
 
 import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -39,11 +38,9 @@ class Problem:
     columns: Mapping[str, object] = field(default_factory=dict, compare=False)  # of an own file
 
 
-# ---- rows: one function for each schema; an answer of "" says that the row has none --------------
-
-
+# One function for each schema of rows; an answer of "" says that the row has none.
 def _gsm8k(row: Mapping) -> Problem:
-    return Problem(_field(row, "question"), _after_hashes(_field(row, "answer"), ""))
+    return Problem(_field(row, "question"), _after_hashes(_field(row, "answer")))
 
 
 def _math(row: Mapping) -> Problem:
@@ -63,8 +60,7 @@ def _sciknoweval(row: Mapping) -> Problem | None:
     question, choices = _field(row, "question"), _field(row, "choices", Mapping)
     labels, texts = _field(choices, "label", list), _field(choices, "text", list)
     lines = [f"{label}) {text}" for label, text in zip(labels, texts, strict=True)]
-    # The dataset's own instruction, "directly give the answer without any explanation", would
-    # forbid the thought that is trained here, so this one replaces it.
+    # The dataset's own instruction forbids an explanation, the thought that is trained here.
     prompt = "\n".join([question, "", *lines, "", "Answer with the letter of the right choice."])
     # A key that labels none of the choices must not become some label by default.
     key = row["answerKey"] if row.get("answerKey") in labels else ""
@@ -74,7 +70,7 @@ def _sciknoweval(row: Mapping) -> Problem | None:
 def _own(row: Mapping) -> Problem:
     question, answer = _field(row, "question"), _field(row, "answer")
     others = {name: row[name] for name in row if name not in ("question", "answer")}
-    return Problem(question, _after_hashes(answer, answer.strip()), others)
+    return Problem(question, _after_hashes(answer) or answer.strip(), others)
 
 
 def _field(row: Mapping, name: str, kind=str | int | float):
@@ -86,12 +82,12 @@ def _field(row: Mapping, name: str, kind=str | int | float):
     raise ValueError(f"the field {name!r} is missing or not of its type (fields: {', '.join(row)})")
 
 
-def _after_hashes(solution: str, otherwise: str) -> str:
-    """`3*500 = <<3*500=1500>>1500 #### 1,500` -> `1500`; `otherwise` without `####`."""
+def _after_hashes(solution: str) -> str:
+    """`3*500 = <<3*500=1500>>1500 #### 1,500` -> `1500`; "" without `####`."""
     _, hashes, gold = solution.rpartition("####")
     if re.fullmatch(r"\D?\d{1,3}(,\d{3})+(\.\d+)?", gold.strip()):
         gold = gold.replace(",", "")
-    return gold.strip() if hashes else otherwise
+    return gold.strip() if hashes else ""
 
 
 def sums() -> list[tuple[str, str]]:
@@ -105,12 +101,10 @@ def carries(prompt: str) -> int:
     return [a % 10 + b % 10 >= 10, a + b >= 100].count(True)
 
 
-# ---- loading -------------------------------------------------------------------------------------
-
 SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra")
 SUBJECTS += ("number_theory", "prealgebra", "precalculus")
-# Name: the dataset on the hub, its configurations, how its rows are read. MATH-500 is a sample of
-# the `test` split of MATH, so training on `math` and testing on `math500` is sound.
+# Name: the dataset on the hub, its configurations, how its rows are read. MATH-500 is from the test
+# split of MATH, so training on `math` and testing on `math500` is sound.
 DATASETS = {
     "gsm8k": ("openai/gsm8k", ("main",), _gsm8k),
     "math": ("EleutherAI/hendrycks_math", SUBJECTS, _math),
@@ -130,11 +124,10 @@ def load_task(name: str, split: str, source: str | Path | None = None) -> list[P
         name: one of `TASKS`; or a JSONL file with `question` and `answer` (the answer alone, or a
             solution that ends with `#### answer`). `train.jsonl` with `test.jsonl` beside it, or
             their folder, has these two splits.
-        split: `train` or `test`. Where a task has no test split (the sums, SciKnowEval, any other
-            file), a tenth of its questions is held out by hash; MATH-500 is for testing only.
+        split: `train` or `test`. Where a task has no test split, a tenth of its questions is held
+            out by hash; MATH-500 is for testing only.
         source: a folder from which a named task is read instead of the hub, as `train.jsonl` and
-            `test.jsonl` in the hub's schema (SciKnowEval: every `*.jsonl`); or one that has such
-            folders named after their tasks.
+            `test.jsonl` (SciKnowEval: every `*.jsonl`), there or in a folder of the task's name.
     Raises:
         ValueError: in one line, what is wrong with the task, the split or the data.
     """
@@ -145,18 +138,18 @@ def load_task(name: str, split: str, source: str | Path | None = None) -> list[P
     if name in ("arithmetic", "carries"):
         problems = _one_split([Problem(*pair) for pair in sums()], split)
         return [p for p in problems if name == "arithmetic" or carries(p.prompt) == 2]
-
     if name in DATASETS:
         rows, read = _dataset_rows(name, split, source), DATASETS[name][2]
         must_split = name == "sciknoweval"
     elif name.endswith(".jsonl") or Path(name).is_dir():
-        path, must_split = _own_file(Path(name), split)
-        rows, read = _jsonl_rows(path), _own
+        path = Path(name, "train.jsonl") if Path(name).is_dir() else Path(name)
+        splits = path.name in ("train.jsonl", "test.jsonl")
+        must_split = not (splits and path.with_name("test.jsonl").exists())
+        rows, read = _jsonl_rows(path if must_split else path.with_name(f"{split}.jsonl")), _own
     else:
         raise ValueError(f"unknown task {name!r}: use {', '.join(TASKS)} or a .jsonl file")
-
     every = []
-    for number, row in rows.items():
+    for number, row in enumerate(rows, start=1):
         try:
             every.append(read(row))
         except ValueError as error:
@@ -175,19 +168,15 @@ def load_task(name: str, split: str, source: str | Path | None = None) -> list[P
 
 
 def _one_split(problems: list[Problem], split: str) -> list[Problem]:
-    """The tenth of the distinct questions with the lowest hashes is `test`, the rest `train`.
-
-    By hash, so that the order of the rows does not matter, and by question, so that one which
-    occurs twice is never on both sides. Python's own hash() differs between runs.
-    """
+    """The tenth of the distinct questions with the lowest hashes is `test`, in whatever order."""
     questions = [p.columns.get("question", p.prompt) for p in problems]  # without choices
     hashes = {question: hashlib.sha256(question.encode()).digest() for question in questions}
     held_out = set(sorted(hashes, key=hashes.get)[: max(1, len(hashes) // 10)])
     return [p for p, q in zip(problems, questions) if (q in held_out) == (split == "test")]
 
 
-def _dataset_rows(name: str, split: str, source: str | Path | None) -> dict[int, Mapping]:
-    """The rows of a named task from the hub or from `source`, numbered from 1."""
+def _dataset_rows(name: str, split: str, source: str | Path | None) -> list[Mapping]:
+    """The rows of a named task from the hub or from `source`."""
     if name == "math500" and split == "train":
         raise ValueError("math500 is for testing only: train on math")
     if source is not None:
@@ -196,44 +185,34 @@ def _dataset_rows(name: str, split: str, source: str | Path | None) -> dict[int,
         files = sorted(folder.glob(pattern))
         if not files:
             raise ValueError(f"task {name}: there is no {pattern} in the folder {folder}")
-        return dict(enumerate((row for file in files for row in _jsonl_rows(file).values()), 1))
+        return [row for file in files for row in _jsonl_rows(file)]
     import datasets  # takes seconds, and the sums do not need it
 
     hub, configurations, _ = DATASETS[name]
     split = "test" if name == "sciknoweval" else split  # all it has: ours are made from it
     try:
-        parts = [datasets.load_dataset(hub, c, split=split) for c in configurations]
+        return [row for c in configurations for row in datasets.load_dataset(hub, c, split=split)]
     except (OSError, datasets.exceptions.DatasetsError) as error:
         reason = " ".join(str(error).split())
         hint = f"offline? --data DIR, or --eval-task {name}=DIR"
         raise ValueError(f"could not load {hub} ({hint}): {reason}") from error
-    return dict(enumerate((row for part in parts for row in part), 1))
 
 
-def _own_file(path: Path, split: str) -> tuple[Path, bool]:
-    """The file in which a split of an own task lies, and whether it holds both splits."""
-    if path.is_dir():
-        path = path / "train.jsonl"
-    if path.name in ("train.jsonl", "test.jsonl") and path.with_name("test.jsonl").exists():
-        return path.with_name(f"{split}.jsonl"), False
-    return path, True
+def _jsonl_rows(path: Path) -> list[Mapping]:
+    """The objects of a JSONL file; blank lines are skipped.
 
-
-def _jsonl_rows(path: Path) -> dict[int, Mapping]:
-    """The objects of a JSONL file by line number; blank lines are skipped.
-
-    Files are read like this and not through `datasets`, which would turn an answer that looks like
-    a date into one, and take a file of the same name, size and time stamp for the one before it.
+    Not through `datasets`: it turns an answer that looks like a date into one, and takes a file of
+    the same name, size and time stamp for the one before it.
     """
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    rows = {}
-    for number, line in enumerate(lines, 1):
+    rows = []
+    for number, line in enumerate(lines, start=1):
         try:
             if line.strip():
-                rows[number] = {**json.loads(line)}
+                rows.append({**json.loads(line)})
         except (ValueError, TypeError, RecursionError) as error:  # not JSON, UTF-8, or an object
             reason = getattr(error, "msg", error)
             raise ValueError(f"{path}, line {number} is not a JSON object: {reason}") from error
@@ -242,15 +221,11 @@ def _jsonl_rows(path: Path) -> dict[int, Mapping]:
     return rows
 
 
-# ---- rendering -----------------------------------------------------------------------------------
-
-
 def render(tokenizer, prompt: str) -> list[int]:
     """The token ids that a model is shown for a prompt, ending where its answer begins.
 
-    The model's own chat template decides everything, BOS included; these ids go to the sampler as
-    they are, because rendered text that is tokenised again gets a second BOS. A model without a
-    template, a base model, gets plain text, after one BOS if it has one.
+    The model's own chat template decides everything, BOS included: rendered text that is tokenised
+    again would get a second one. A base model, without a template, gets plain text after one BOS.
     """
     if not tokenizer.chat_template:
         text = f"{SYSTEM_PROMPT}\n\nProblem: {prompt}\n\nSolution:"
@@ -261,8 +236,8 @@ def render(tokenizer, prompt: str) -> list[int]:
         text = _filled(tokenizer, [{"role": "system", "content": SYSTEM_PROMPT}, user])
     except ValueError:  # the template knows no system role (Gemma)
         text = None
-    # Others drop it without a word (Phi-3). Then, too, the user says it all; unless the tokenizer
-    # cannot read it, because the model is made for the bare question (the tiny policy).
+    # Others drop it without a word (Phi-3). The user says it all, then; unless the tokenizer cannot
+    # read it, because the model is made for the bare question (the tiny policy).
     if text is None or (not _holds(text, SYSTEM_PROMPT) and _can_read(tokenizer, SYSTEM_PROMPT)):
         text = _filled(tokenizer, [user | {"content": f"{SYSTEM_PROMPT}\n\n{prompt}"}])
     if not _holds(text, prompt):
@@ -295,23 +270,18 @@ def opens_think(tokenizer, ids: list[int]) -> bool:
 
 
 def encode(
-    problems: Iterable[Problem],
-    tokenizer,
-    max_prompt_tokens: int = 512,
-    vocabulary: float = math.inf,
+    problems: Sequence[Problem], tokenizer, max_prompt_tokens: int = 512, vocabulary=math.inf
 ) -> tuple[list[Problem], list[list[int]]]:
     """Render every problem; returns those that the model can be shown, and their token ids.
 
     Dropped, never cut, are a prompt longer than `max_prompt_tokens`, a question with special tokens
     or signs that the tokenizer does not know, a token beyond `vocabulary`, the model's embeddings.
-
-    Raises:
-        ValueError: if few problems are left, or the chat template cannot be used.
+    ValueError if few problems are left, or the chat template cannot be used.
     """
-    problems, special = list(problems), set(tokenizer.all_special_ids)
-    special |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    added = tokenizer.added_tokens_decoder.items()
+    special = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
     questions = tokenizer([p.prompt for p in problems], add_special_tokens=False)["input_ids"]
-    kept, unreadable = [], []
+    kept, prompt_ids, unreadable = [], [], []
     for problem, question in zip(problems, questions):
         ids = render(tokenizer, problem.prompt)
         strange = [i for i in question if i in special] + [i for i in ids if i >= vocabulary]
@@ -319,7 +289,8 @@ def encode(
             name = f"token {strange[0]} {tokenizer.convert_ids_to_tokens(strange[0])!r}"
             unreadable.append(f"{name} in {problem.prompt[:60]!r}")
         elif len(ids) <= max_prompt_tokens:
-            kept.append((problem, ids))
+            kept.append(problem)
+            prompt_ids.append(ids)
     if unreadable:
         reason = f"{len(unreadable)} of {len(problems)} prompts: {unreadable[0]} is no plain text "
         reason += f"within the model's vocabulary of {min(vocabulary, len(tokenizer))}"
@@ -331,4 +302,4 @@ def encode(
         if not kept:
             raise ValueError(f"{long}: raise --max-prompt-tokens")
         say(f"{long}: dropped")
-    return [problem for problem, _ in kept], [ids for _, ids in kept]
+    return kept, prompt_ids

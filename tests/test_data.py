@@ -31,9 +31,6 @@ def chat_tokenizer(template=CHAT, bos="<bos>"):
     return tokenizer
 
 
-# ---- templates -----------------------------------------------------------------------------------
-
-
 def test_a_prompt_is_what_the_chat_template_makes_of_it():
     tokenizer = chat_tokenizer()
     ids = render(tokenizer, "What is 6*7?")
@@ -42,9 +39,6 @@ def test_a_prompt_is_what_the_chat_template_makes_of_it():
     options = {"tokenize": True, "add_generation_prompt": True, "return_dict": False}
     assert ids == tokenizer.apply_chat_template([system, user], **options)
     text = tokenizer.decode(ids)
-    assert text == (
-        f"<bos><|system|>{SYSTEM_PROMPT}<|end|><|user|>What is 6*7?<|end|><|assistant|>"
-    )
     # The trap itself: the rendered text has one BOS, tokenised again it has two.
     assert ids.count(tokenizer.bos_token_id) == 1
     assert tokenizer(text)["input_ids"].count(tokenizer.bos_token_id) == 2
@@ -102,14 +96,9 @@ def test_a_template_that_cannot_be_used_is_refused(template, said):
         render(text_tokenizer(template), "What is 2+2?")
 
 
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(  # the last: thinking switched off
     ("ending", "opens"),
-    [
-        ("", False),
-        ("<think>", True),
-        ("<think>\n", True),
-        ("<think>\n\n</think>\n\n", False),  # thinking switched off
-    ],
+    [("", False), ("<think>", True), ("<think>\n", True), ("<think>\n\n</think>\n\n", False)],
 )
 def test_an_open_thought_is_seen_in_the_prompt(ending, opens):
     tokenizer = chat_tokenizer(CHAT.replace("<|assistant|>", "<|assistant|>" + ending))
@@ -127,9 +116,6 @@ def test_smollm2_sees_a_question_through_its_own_template():
         "<|im_start|>user\nHow much is 6*7?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert not opens_think(tokenizer, ids)
-
-
-# ---- what is dropped -----------------------------------------------------------------------------
 
 
 def test_a_long_prompt_is_dropped_and_said_and_never_cut(capsys):
@@ -152,7 +138,7 @@ def test_a_long_prompt_is_dropped_and_said_and_never_cut(capsys):
 def test_a_question_that_spells_a_special_token_costs_itself_alone(capsys, strange):
     problems = [Problem(question, "7") for question in ("3+4?", strange, "5+2?")]
     kept, ids = encode(problems, chat_tokenizer(bos=None))
-    assert [problem.prompt for problem in kept] == ["3+4?", "5+2?"] and len(ids) == 2
+    assert kept == [problems[0], problems[2]] and len(ids) == 2
     said = capsys.readouterr().err
     assert "1 of 3 prompts" in said and strange in said and "dropped" in said
 
@@ -171,9 +157,6 @@ def test_a_template_beyond_the_vocabulary_is_refused():
     tokenizer.chat_template = "<|user|>{{ messages[-1]['content'] }}"
     with pytest.raises(ValueError, match=r"token 19 '<\|user\|>'.*vocabulary of 19"):
         encode([Problem("47+85=", "132")], tokenizer, 100, 19)
-
-
-# ---- train and test ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

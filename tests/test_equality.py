@@ -171,33 +171,16 @@ x^2-4x+4  =  (x-2)^2  (2-x)^2  !  (x+2)^2
 \text{Saturday}  =  Saturday  saturday  !  Sunday
 16\pi  =  16π  16 pi  16π cm^2  !  16
 9 (apples)  =  9
-72  =  72 (clips)
-\begin{pmatrix}1 & 2 \\3 & 4\end{pmatrix}  =
-     \left[\begin{array}{cc}1 & 2 \\3 & 4\end{array}\right]
-     \begin{smallmatrix}1 & 2 \\3 & 4\end{smallmatrix}
-\begin{pmatrix}1 \\ 2\end{pmatrix}  =  \left(\begin{matrix}1 \\ 2\end{matrix}\right)
 \mathbb{R}  =  \mathbb R  (-\infty,\infty)  ℝ  \R  x\in\mathbb{R}  !  (0,\infty)  R  \mathbb{Z}
 \vec{v}  =  \vec v
 \hat i+\hat j  =  \hat{i}+\hat{j}
-(-\infty,\infty)  =  \mathbb{R}
 CO2  =  \mathrm{CO_{2}}
 10  =  10\,\mathrm{cm^{3}}  10\ \mathrm{m/s^2}  10 sq cm
-H2O  =  \mathrm{H_2O}
 1/3  =  1/3 of the cake
-25  =  25 °C
 москва  =  Москва
 été  =  ÉTÉ
 東京  =  東京。
-paris  =  Paris
-10 cm^2  !  10 cm^3
-10 m^2  !  10 m
-1,2,3  =  {1, 2, 3}
-(-\infty,3)\cup(5,\infty)  =  (-\infty,3)\text{ or }(5,\infty)  x<3 or x>5
-x \neq 3  =  x != 3
-6.28  =  \approx 6.28
 11  =  x \approx 11  ~11  \approx 11  about 11  11=11.0  5+6=11  !  5+6
-x = 5  =  x = 2+3 = 5
-\pi  =  π
 |AB|=1  =  1  !  2
 S_{MBCN}:S=7:32  =  7:32  !  7:31
 \frac{NO}{BO}=\frac{1}{\sqrt{6}}  =  \frac{1}{\sqrt{6}}  \frac{\sqrt6}{6}  !  \sqrt 6
@@ -316,33 +299,24 @@ def test_what_no_rule_reads_is_right_only_if_it_is_spelled_alike():
     assert equal(r"\sum_{k=1}^n a_k", r"\sum_{j=1}^n a_j") is False
     assert equal(r"\sum_{k=0}^{3} k", "6") is False  # work that is not done
     assert equal("(x+y)^{900}", r"(9!)^{9^{9}}") is False
-
-
-def test_too_long_is_unequal_even_to_itself():
-    assert not equal("x" * 1001, "x" * 1001)
+    assert equal("1)(2", "3)(4") is False
+    assert equal("x" * 1001, "x" * 1001) is False  # too long
 
 
 UNSOUND = ["", " ", "$", "...", r"\frac{3", r"\frac{", "x" * 2000, r"\sqrt{}+", "(1,2", "3+", "x^"]
 UNSOUND += [r"\frac{1}", r"\frac{}{2}", "5="]
-SOUND = [
-    r"2007 + \frac\pi 2",
-    r"\frac \pi4 + 2 - \sqrt2",
-    r"\frac{1+a+b+c}c",
-    "[0,1)",
-    "3:4",
-    r"\$5",
-]
-SOUND += [r"4\!:\!51\!:\!06 \text{ p.m.}", r"\text{4:30 p.m.}", r"81 \mathrm{~km} / \mathrm{hr}"]
-SOUND += [r"x\in\mathbb{R}", "f(x)=x^2", r"\ln|x|+C", r"\vec{v}", r"\frac{dy}{dx}=2x", "10^{100}"]
-SOUND += [r"\sum_{n=1}^\infty \frac{1}{n^2}", r"\{x : x>2\}", r"a \equiv 3 \pmod 5", r"A\cup B"]
+SOUND = r"""
+2007 + \frac\pi 2  \frac \pi4 + 2 - \sqrt2  \frac{1+a+b+c}c  [0,1)  3:4  \$5  f(x)=x^2  10^{100}
+4\!:\!51\!:\!06 \text{ p.m.}  \text{4:30 p.m.}  81 \mathrm{~km} / \mathrm{hr}  \ln|x|+C  \vec{v}
+x\in\mathbb{R}  \frac{dy}{dx}=2x  \sum_{n=1}^\infty \frac{1}{n^2}  \{x : x>2\}  a \equiv 3 \pmod 5
+A\cup B
+"""
 
 
-@pytest.mark.parametrize("gold", UNSOUND)
-def test_a_reference_that_cannot_be_compared_with_is_named(gold):
-    assert not gradable(gold)
+def test_a_reference_that_cannot_be_compared_with_is_named():
+    assert [gold for gold in UNSOUND if gradable(gold)] == []
 
 
-@pytest.mark.parametrize("gold", SOUND)
-def test_a_sound_reference_is_kept_and_equals_itself(gold):
-    assert gradable(gold)
-    assert equal(gold, gold)
+def test_a_sound_reference_is_kept_and_equals_itself():
+    golds = re.split(r"\n|  ", SOUND.strip())
+    assert [gold for gold in golds if gradable(gold) and equal(gold, gold)] == golds

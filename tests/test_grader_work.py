@@ -1,7 +1,7 @@
 """A verdict's work is bounded by the length of its texts: counted in calls, not timed."""
 
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -56,14 +56,6 @@ def test_verdicts_are_the_same_in_many_threads_at_once():
     pairs = [(rf"\boxed{{\sqrt{{{i * i * 2}}}}}", rf"{i + i % 2}\sqrt{{2}}") for i in range(2, 40)]
     texts, answers = zip(*pairs, strict=True)
     formulas.values.cache_clear()
-    results = {}
-
-    def grade(thread: int) -> None:
-        results[thread] = score(texts, answers)["accuracy"]
-
-    threads = [threading.Thread(target=grade, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert list(results.values()) == [[1.0, 0.0] * 19] * 4
+    with ThreadPoolExecutor(4) as pool:
+        graded = [pool.submit(score, texts, answers) for _ in range(4)]
+    assert [future.result()["accuracy"] for future in graded] == [[1.0, 0.0] * 19] * 4

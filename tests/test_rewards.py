@@ -6,23 +6,10 @@ import sys
 import pytest
 from conftest import ROOT
 
-from rewards import TAGS, accuracy, extract_answer, format, last_boxed, lenient_accuracy, tag_count
+from rewards import TAGS, accuracy, extract_answer, format, lenient_accuracy, tag_count
 
-# ---- Multiple choice.
-
-
-CHOICES = [
-    "B",
-    "b",
-    "(B)",
-    "B)",
-    "B.",
-    "**B**",
-    "B: 2 mol of NaOH",
-    "B) 12.0 g",
-    "B, and I am sure",
-]
-CHOICES += ["B. a weak base", "B sodium chloride", "Option B", "B, and I am sure"]
+CHOICES = ["B", "b", "(B)", "B)", "B.", "**B**", "B: 2 mol of NaOH", "B) 12.0 g", "Option B"]
+CHOICES += ["B. a weak base", "B sodium chloride", "B, and I am sure"]
 CHOICES = [f"<answer>{choice}</answer>" for choice in CHOICES]
 CHOICES += [r"\boxed{\text{B}}", r"\boxed{\text{(B)}}", r"\boxed{A} hmm \boxed{B}", "#### B"]
 CHOICES += ["The answer is B since a strong acid is a full donor.", "My choice is B, a weak base."]
@@ -46,9 +33,6 @@ def test_an_article_or_two_letters_are_no_choice(completion):
     assert accuracy(completion, "A") == 0.0
 
 
-# ---- What is read.
-
-
 @pytest.mark.parametrize(
     ("completion", "answer"),
     [
@@ -57,6 +41,7 @@ def test_an_article_or_two_letters_are_no_choice(completion):
         ("the answer is 8\n#### 7\n9", "7"),
         ("The answer is 8. Then 9.", "8"),
         ("first 8, then 9.", "9"),
+        ("first \\boxed{4}, wait, a sign slip, so \\boxed{5}", "5"),
         ("<answer>1</answer><answer>2</answer>", "2"),
         ("<answer>1</answer> <answer>2", "1"),
         ("<answer>2", None),
@@ -75,7 +60,7 @@ def test_an_article_or_two_letters_are_no_choice(completion):
         ("\\boxed{1} no no no no no \\boxed{2}", "2"),
         ("\\[\\boxed{7}\\]\n\n**Final Answer**\n\\boxed{7}", "7"),
         ("\\boxed{\\frac{3}{8}}", "\\frac{3}{8}"),
-        ("\\boxed{\\{1,2\\}}", "\\{1,2\\}"),
+        ("\\boxed{\\left\\{ \\{b\\} \\right\\}}", "\\left\\{ \\{b\\} \\right\\}"),
         ("\\fbox{12}", "12"),
         ("\\boxed 12", "12"),
         ("I will put it in \\boxed form. It is 12", "12"),
@@ -163,6 +148,13 @@ READ = [
     ("They paid $3, $4 and $5", "5", 1),
     ("so the number is 10 which is 1,000.99m²", "1000.99", 1),
     ("The result is \\\\boxed{-3}", "-3", 1),
+    ("no idea", "no idea", 0),
+    ("", "", 0),
+    ("<answer> </answer>", " ", 0),
+    ("no idea", "G (item has 7 options, parser knows A-F)", 0),
+    ("Total: 2,350", "350", 0),
+    ("... so he is at -15", "15", 0),
+    ("\\boxed{18.}", "18", 1),
 ]
 
 
@@ -171,47 +163,10 @@ def test_a_formula_or_a_choice_is_read_whole(completion, gold, right):
     assert accuracy(completion, gold) == right
 
 
-def test_nothing_equals_nothing():
-    assert accuracy("no idea", "no idea") == 0.0
-    assert accuracy("", "") == 0.0
-    assert accuracy("<answer> </answer>", " ") == 0.0
-
-
-def test_last_boxed_counts_braces():
-    assert last_boxed(r"odds \boxed{1}. So \boxed{\frac{3}{8}} as claimed") == r"\frac{3}{8}"
-    assert last_boxed(r"\boxed{\left\{ \{b\} \right\}}") == r"\left\{ \{b\} \right\}"
-    assert last_boxed("none") is None
-
-
-# ---- What users of such rewards tripped over, in public reports.
-
-
-def test_comma_groups_are_one_number_and_signs_are_kept():
-    assert accuracy("I get 1,234 dollars.", "1234") == 1
-    assert accuracy("Total: 2,350", "350") == 0
-    assert accuracy("... so he is at -15", "15") == 0
-    assert accuracy("... so he is at -15", "-15") == 1
-
-
-def test_the_last_box_corrects_the_first():
-    text = r"first I get \boxed{4}, wait, a sign slip, so \boxed{5}"
-    assert [accuracy(text, gold) for gold in ("5", "4")] == [1, 0]
-
-
 def test_a_reference_needs_no_box_to_be_read_whole():
     for gold, part in ((r"2\sqrt{3}", "2"), (r"-2\sqrt{3}", "-2"), ("2^{10}", "2"), ("(1,2)", "1")):
         assert accuracy(rf"\boxed{{{gold}}}", gold) == 1
         assert accuracy(rf"\boxed{{{part}}}", gold) == 0
-
-
-def test_a_full_stop_is_no_part_of_the_answer():
-    for text in (r"\boxed{18.}", "<answer>18.</answer>", "The answer is 18."):
-        assert accuracy(text, "18") == 1
-
-
-def test_a_wrong_key_pays_nobody():
-    assert accuracy("<answer>A</answer>", "E") == 0
-    assert accuracy("no idea", "G (item has 7 options, parser knows A-F)") == 0
 
 
 def test_the_lenient_reading_finds_the_answer_anywhere_outside_thoughts():
@@ -219,9 +174,6 @@ def test_the_lenient_reading_finds_the_answer_anywhere_outside_thoughts():
     for gold, found in (("4", 1), ("x^2", 1), ("B", 1), ("5", 1), ("7", 0), ("6", 0)):
         assert lenient_accuracy(text, gold) == found
     assert accuracy(text, "4") == 0
-
-
-# ---- Cost.
 
 
 def test_no_library_is_loaded_for_integers():

@@ -12,9 +12,6 @@ from rewards import accuracy, format, score, tag_count
 GOOD = "<think>\n6*7=42\n</think>\n<answer>42</answer>"
 
 
-# ---- Form.
-
-
 @pytest.mark.parametrize(
     ("completion", "formed", "tags"),
     [
@@ -67,9 +64,6 @@ def test_format_is_what_a_pattern_says_on_short_texts(text):
     assert format(text) == float(bool(found and found[2].strip()))
 
 
-# ---- Scores.
-
-
 def test_score_gives_every_part_in_order():
     scores = score([GOOD, "42", "x", ""], ["42", "42", "42", "42"])
     assert scores["accuracy"] == [1, 1, 0, 0]
@@ -93,35 +87,9 @@ def test_errors_say_what_to_change():
         score(["a"], ["1"], {"accurcy": 1})
 
 
-PIECES = [*rewards.TAGS, "\\boxed{", "}", "{", "\\frac", "####", "5", "-", ",", "(", ")", "%", "$"]
-PIECES += [
-    ".",
-    "\\pm",
-    "x",
-    "=",
-    "_8",
-    "^",
-    "\\text{",
-    "and",
-    "answer is ",
-    " ",
-    "\n",
-    "\\cup",
-    "[",
-]
-PIECES += [
-    "<",
-    "\\infty",
-    "\\{",
-    "\\}",
-    "\\mathbb{R}",
-    "\\setminus",
-    "|",
-    "\\approx",
-    ";",
-    "&",
-    "é",
-]
+PIECES = r"\boxed{ } { \frac #### 5 - , ( ) % $ . \pm x = _8 ^ \text{ and \cup [ < \infty \{ \}"
+PIECES += r" \mathbb{R} \setminus | \approx ; & é"
+PIECES = [*PIECES.split(), *rewards.TAGS, "answer is ", " ", "\n"]
 TEXTS = st.text() | st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
 

@@ -23,9 +23,6 @@ def write(path, rows):
     return path
 
 
-# ---- arithmetic ----------------------------------------------------------------------------------
-
-
 def test_sums_are_right_and_a_tenth_is_held_out_for_ever():
     train, test = load_task("arithmetic", "train"), load_task("arithmetic", "test")
     assert (len(train), len(test)) == (7290, 810)
@@ -45,9 +42,6 @@ def test_carries_are_the_sums_in_which_both_columns_carry():
     for split, count in (("train", 2167), ("test", 218)):
         both = [p for p in load_task("arithmetic", split) if carries(p.prompt) == 2]
         assert load_task("carries", split) == both and len(both) == count
-
-
-# ---- rows in the hub's schemas -------------------------------------------------------------------
 
 
 def gsm8k_row(question, answer="He pays 3*4=<<3*4=12>>12 dollars.\n#### 12"):
@@ -133,9 +127,6 @@ def test_the_chemistry_split_ignores_row_order_and_other_rows(tmp_path):
     assert not train & test and len(test) == 20 and len(plain[0] + plain[1]) == 300
 
 
-# ---- own files -----------------------------------------------------------------------------------
-
-
 def test_an_own_file_holds_out_a_tenth_of_its_questions(tmp_path):
     rows = [{"question": f"{i} + 1?", "answer": i + 1} for i in range(40)]
     path = write(tmp_path / "sums.jsonl", rows + rows[:10])
@@ -159,8 +150,6 @@ def test_a_file_beside_it_is_the_other_split_and_other_columns_are_kept(tmp_path
     assert [p.columns for p in problems] == [{"i": i} for i in range(6)]
     assert load_task(str(tmp_path / name), "test") == [Problem("held out", "2")]
 
-
-# ---- one clear error -----------------------------------------------------------------------------
 
 GOOD = '{"question": "q", "answer": "1"}\n'
 EMPTY = GOOD.replace("1", "")
@@ -220,9 +209,6 @@ def test_a_bad_row_of_a_named_task_is_one_clear_line(tmp_path):
         load_task("gsm8k", "train", tmp_path)
 
 
-# ---- the hub -------------------------------------------------------------------------------------
-
-
 def test_an_unreachable_hub_says_what_to_do(monkeypatch):
     def unreachable(*_, **__):
         raise ConnectionError("Couldn't reach the dataset\non the hub")
@@ -262,9 +248,6 @@ def test_what_is_asked_of_the_hub(monkeypatch):
     assert {split for _, _, split in asked} == {"train"}
     subjects = "algebra counting_and_probability geometry intermediate_algebra number_theory"
     assert [c for _, c, _ in asked] == [*subjects.split(), "prealgebra", "precalculus"]
-
-
-# ---- real rows -----------------------------------------------------------------------------------
 
 
 @real_data
