@@ -78,7 +78,7 @@ def vllm(monkeypatch, tmp_path):
 
 def test_on_a_gpu_the_engine_sleeps_during_the_update_and_wakes_in_the_sync(vllm):
     events, model = vllm("cuda").events, random_model("qwen2")
-    sampler = VLLMSampler(model, Words(), gpu_memory_utilization=0.4)
+    sampler = VLLMSampler(model, Words(), share=0.4)
     load = f"reload_weights of {len(model.state_dict())}"
     assert events == ["start", load, "forget"]  # every weight that it has comes through a sync
     settings = sampler.llm.settings
