@@ -10,7 +10,7 @@ import torch
 from pods import RULES
 from support.errors import InputError
 from support.presets import parse
-from support.settings import Config, as_flags, importance_cap, task_and_folder
+from support.settings import Config, as_flags, task_and_folder
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_a_task_and_its_folder(tmp_path, monkeypatch):
 
 
 def test_the_correction_is_on_with_vllm_and_off_with_torch():
-    assert importance_cap(Config()) == importance_cap(Config(sampler="vllm", importance_cap=0)) == 0
-    assert importance_cap(Config(sampler="vllm")) == 2
-    assert importance_cap(Config(importance_cap=3)) == 3
+    assert Config().importance_cap == Config(sampler="vllm", importance_cap=0).importance_cap == 0
+    assert Config(sampler="vllm").importance_cap == 2
+    assert Config(importance_cap=3).importance_cap == 3
 
 
 @pytest.mark.parametrize(
