@@ -66,16 +66,8 @@ def test_a_rebuilt_policy_passes_the_gate_of_the_shipped_one():
     check_gate(error_breakdown(warm_start()))
 
 
-@pytest.mark.parametrize(
-    "breakdown",
-    [
-        {"right": 0.19, "inner carry": 0.81},
-        {"right": 0.46, "inner carry": 0.54},
-        {"right": 0.31, "inner carry": 0.66, "column": 0.03},
-    ],
-    ids=["rarely right", "too good", "wrong sums"],
-)
-def test_the_gate_rejects_what_would_learn_badly(breakdown):
-    with pytest.raises(ValueError, match="try another seed"):
-        check_gate(breakdown)
+def test_the_gate_rejects_what_would_learn_badly():
     check_gate({"right": 0.31, "inner carry": 0.36, "leading carry": 0.26, "column": 0.009})
+    for breakdown in ({"right": 0.19}, {"right": 0.46}, {"right": 0.31, "column": 0.03}):
+        with pytest.raises(ValueError, match="try another seed"):
+            check_gate(breakdown)
