@@ -5,8 +5,7 @@
     for name, tensor in merged_weights(model): ...    # an ordinary model's weights, made beside it
 
 A layer W becomes W + B A with A [R, in] random and B [out, R] zero at first. peft's own merging
-adds B A to W and subtracts it again later, which leaves a rounding error in W each time, and a run
-with vLLM merges in every step. So merging here never touches W.
+adds B A to W and subtracts it later, which leaves a rounding error in W in every step with vLLM.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,10 +23,8 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 def add_lora(model: nn.Module, rank: int, seed: int = 0) -> nn.Module:
     """The model with a fresh float32 adapter of rank R on the seven projections, in place.
 
-    The seed decides A. No dropout: it would train another policy than was sampled from.
-
-    Raises:
-        ValueError: the model has none of the seven projections.
+    The seed decides A. No dropout: it would train another policy than was sampled from. ValueError
+    if the model has none of the seven.
     """
     import peft  # here, because the import takes seconds and the default needs none
 
@@ -51,11 +48,8 @@ def load_with_adapter(
 ) -> tuple[nn.Module, list[str], list[str]]:
     """The ordinary model that an adapter's folder stands for: base and adapter, merged for good.
 
-    Args:
-        load: of the base model, by its name.
-
-    Returns:
-        The model; the names of what its files lack, and of what it has no place for.
+    `load` gets the base model by its name. With the model come the names of what the adapter's
+    files lack, and of what it has no place for.
     """
     import peft
 

@@ -21,11 +21,7 @@ from support.run import PHASES, Run
 
 
 def held_out(run: Run, row: dict, folder: Path) -> dict:
-    """Evaluate, say so, and write evaluation.jsonl.
-
-    Returns what the step's row of metrics.jsonl gets: `eval_accuracy`, of the first evaluation
-    task, and `eval`, all numbers of all tasks.
-    """
+    """Evaluate, say so, write evaluation.jsonl; returns what the step's `row` gets."""
     results, completions = evaluate(run)
     save_completions(run, [{"step": row["step"]} | one for one in completions], folder)
     shown = ", ".join(f"{name} {result['accuracy']:.3f}" for name, result in results.items())
@@ -109,10 +105,7 @@ def numbers_of(rows: Sequence[dict], k: int) -> dict[str, float]:
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Chance that k of the samples, drawn without replacement, hold a correct one.
-
-    The unbiased estimator 1 - C(samples - correct, k) / C(samples, k) (arXiv 2107.03374).
-    """
+    """Chance that k draws without replacement hold a correct one, unbiased (arXiv 2107.03374)."""
     return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 

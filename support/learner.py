@@ -40,6 +40,7 @@ class Learner:
         model: the transformers model, or PEFT's around it; FSDP2 spreads its weights.
         whole_model: what can be sampled from: `model`, or a whole copy where FSDP2 has spread it.
         policy: `logprobs.Policy` of `model`; with `shard` FSDP2 has wrapped it.
+        trained: what is trained, by name, in the same order in all processes.
 
     Raises:
         InputError: the model cannot be trained like this.
@@ -72,20 +73,13 @@ class Learner:
         # FSDP leaves each process a part of every weight, and no sampler can use a part.
         parted = config.shard and config.sampler == "torch"
         self.whole_model = copy.deepcopy(self.model) if parted else self.model
-        # Sharding replaces the weights, so the optimizer is made from those of the wrapped policy.
         policy = Policy(self.model, dtype)
         self.policy = processes.shard(policy) if config.shard else policy
+        named = self.model.named_parameters()  # after sharding, which replaces the weights
+        self.trained = {name: weight for name, weight in named if weight.requires_grad}
         decay = {"betas": (0.9, config.adam_beta2), "weight_decay": config.weight_decay}
-        self.optimizer = torch.optim.AdamW(self.weights(), lr=config.lr, fused=True, **decay)
-
-    def weights(self) -> list[nn.Parameter]:
-        """What is trained."""
-        return list(self.trained().values())
-
-    def trained(self) -> dict[str, nn.Parameter]:
-        """The same by name, in the same order in all processes."""
-        named = self.model.named_parameters()
-        return {name: weight for name, weight in named if weight.requires_grad}
+        weights = self.trained.values()
+        self.optimizer = torch.optim.AdamW(weights, lr=config.lr, fused=True, **decay)
 
     @contextmanager
     def reference(self) -> Iterator[nn.Module]:
@@ -128,8 +122,8 @@ class Learner:
             # memory that activations have left, and such a block could not go back to vLLM.
             torch.cuda.empty_cache()
         if not self.config.shard:  # FSDP has averaged the gradient of each micro-batch already
-            self.processes.average_gradients(self.weights())
-        norm = nn.utils.clip_grad_norm_(self.weights(), self.config.max_grad_norm)
+            self.processes.average_gradients(self.trained.values())
+        norm = nn.utils.clip_grad_norm_(self.trained.values(), self.config.max_grad_norm)
         return whole(norm).item()
 
     def state(self) -> dict[str, dict]:
@@ -138,11 +132,11 @@ class Learner:
         `model` are the trained weights, `optimizer` the moments of those that had a gradient.
         """
         moments = {}
-        for name, weight in self.trained().items():
+        for name, weight in self.trained.items():
             if held := self.optimizer.state.get(weight):
                 pairs = ((kind, held[kind]) for kind in MOMENTS)
                 moments[name] = self.processes.gathered(pairs)
-        state = {"model": self.processes.gathered(self.trained().items())}
+        state = {"model": self.processes.gathered(self.trained.items())}
         return state | ({"optimizer": {"state": moments}} if moments else {})
 
     @torch.no_grad()
@@ -154,7 +148,7 @@ class Learner:
         """
         weights, moments = state.get("model", {}), state.get("optimizer", {}).get("state", {})
         with_moments = self.processes.on_first(lambda: set(moments))
-        for name, weight in self.trained().items():
+        for name, weight in self.trained.items():
             weight.copy_(self.processes.received(weights.get(name), weight))
             for kind in MOMENTS if name in with_moments else ():
                 # The number of steps is one float32, the others are like the weight.

@@ -48,9 +48,7 @@ class Config:
     rule: str = option("max_variance", "which m of the n are kept", RULES)
     select_by: str = option("total", "the reward that the rule sees; a part, or the paper's: total")
     advantages: str = option("kept", "normalised over the m kept, or over all n", ("kept", "all"))
-    scale: str = option(
-        "std", "what divides advantages: the group's deviation, its mean reward, nothing", SCALES
-    )
+    scale: str = option("std", "what divides advantages: deviation, mean reward, nothing", SCALES)
     average_over: str = option(
         "all", "the loss is the mean over all groups, or over those with signal", ("all", "signal")
     )

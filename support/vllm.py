@@ -43,8 +43,7 @@ class VLLMSampler:
     """Samples with vLLM (arXiv 2309.06180). A new sampler closes the engine of the one before it.
 
     The engine is made from the model's configuration alone, and every weight it ever has comes
-    through `sync`. So a model from the hub, one resumed from a checkpoint and one with an adapter
-    are treated alike, and the engine cannot act on weights from an old file.
+    through `sync`, so it cannot act on weights from an old file.
 
     vLLM computes the trainer's policy with other kernels, so its log-probs differ a little from the
     trainer's: by about 1e-6 in float32 (1e-3 on a GPU, where vLLM's attention multiplies in TF32),
@@ -55,8 +54,8 @@ class VLLMSampler:
         max_length: of prompt and completion together; default: the model's positions.
         dtype: what the engine computes in and stores its weights in.
         share: of the GPU that is the engine's while it is awake.
-        sleeps: whether `sleep` does anything (on a GPU). It takes time in each step, so it is worth
-            it only where the update needs the engine's memory.
+        sleeps: whether `sleep` does anything (on a GPU): only if an update needs the memory, since
+            it takes time in each step.
 
     Raises:
         ImportError: vLLM is not installed, or is the build for a GPU and there is none.
@@ -104,9 +103,7 @@ class VLLMSampler:
         self.sync(model)
 
     def sync(self, model: nn.Module) -> None:
-        """Take the updated weights, and forget all that was computed with the old ones.
-
-        vLLM copies the tensors one by one into its own: no file, no second copy of the model.
+        """Take the updated weights, tensor by tensor, and forget all computed with the old ones.
 
         Raises:
             InputError: vLLM could not load them. It has taken its layers apart by then and cannot
@@ -224,8 +221,7 @@ def _import_vllm() -> tuple[type, bool]:
 def _folder(config: PreTrainedConfig) -> str:
     """A folder with the configuration and nothing else, named by a digest of its content.
 
-    vLLM finds the kernels that it has compiled by the name of the model's folder, among other
-    things. With a new name each time, every start would compile them again, for a minute.
+    By that name vLLM finds the kernels that it has compiled, which takes a minute.
     """
     content = config.to_json_string()
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]

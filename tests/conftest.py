@@ -73,10 +73,10 @@ def learned_something(model, seed: int = 0) -> None:
             weight.normal_(std=0.1, generator=generator)
 
 
-def log_probs(model, temperature: float = 1.0) -> torch.Tensor:
+def log_probs(model) -> torch.Tensor:
     """Log-probs of two fixed sequences: equal for two models, if they are the same policy."""
     ids = torch.randint(1, 19, (2, 12), generator=torch.Generator().manual_seed(1))
-    return token_log_probs(model, ids, torch.ones_like(ids), 7, temperature)
+    return token_log_probs(model, ids, torch.ones_like(ids), 7)
 
 
 def batch(lengths=((3, 6), (7, 2), (1, 4)), vocab_size=19):

@@ -43,12 +43,10 @@ def test_what_is_no_sum_is_unknown(tokenizer):
 def test_a_shipped_policy_is_an_ordinary_small_model_folder(name):
     folder = tiny.EMBEDDED[name]
     model, made = AutoModelForCausalLM.from_pretrained(folder), tiny.make_model(0)
-    assert f"{model.num_parameters():,} parameters" in tiny.make_model.__doc__
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     of_the_file = {"architectures", "dtype", "_name_or_path", "transformers_version"}
     ours, theirs = made.config.to_dict(), model.config.to_dict()
     assert {key for key in ours | theirs if ours.get(key) != theirs.get(key)} <= of_the_file
-    assert sum(file.stat().st_size for file in folder.iterdir()) < 1.3e6
     for file in folder.glob("*token*"):  # one tokenizer, whichever policy
         assert file.read_bytes() == (tiny.TINY_POLICY / file.name).read_bytes()
 
