@@ -68,10 +68,10 @@ def test_from_python_a_list_is_a_tuple_and_a_number_of_numpy_is_one_of_python():
     assert Config(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
 
 
-def test_a_run_without_an_end_has_the_default_number_of_steps():
-    assert Config().steps == 200
-    assert Config(minutes=2).steps is None
-    assert Config(minutes=2, steps=5).steps == 5
+def test_what_is_left_open_depends_on_other_settings():
+    assert (Config().steps, Config(minutes=2).steps) == (200, None)
+    assert (Config().importance_cap, Config(sampler="vllm").importance_cap) == (0, 2)
+    assert Config(sampler="vllm", importance_cap=0).importance_cap == 0
 
 
 def test_a_part_of_the_reward_has_one_weight_however_it_is_given():
@@ -94,12 +94,6 @@ def test_a_task_and_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x=1.jsonl").touch()  # a file may have = in its name
     assert task_and_folder("x=1.jsonl") == ("x=1.jsonl", None)
-
-
-def test_the_correction_is_on_with_vllm_and_off_with_torch():
-    assert Config().importance_cap == Config(sampler="vllm", importance_cap=0).importance_cap == 0
-    assert Config(sampler="vllm").importance_cap == 2
-    assert Config(importance_cap=3).importance_cap == 3
 
 
 @pytest.mark.parametrize(
