@@ -52,7 +52,7 @@ from support.presets import machine_for, parse
 from support.processes import RANK, Largest, combined
 from support.rehearsal import Rehearsal
 from support.run import Run
-from support.settings import Config, as_flags, importance_cap
+from support.settings import Config, as_flags
 from support.stopping import StopSignal, lasting_output
 from support.storage import Folder
 
@@ -233,8 +233,8 @@ def loss_of(
     if config.beta > 0:
         with torch.no_grad(), learner.reference() as policy:
             reference = batch.log_probs(policy, config.temperature)
-    if cap := importance_cap(config):
-        importance = importance_weights(old, batch.sampled, mask, cap)
+    if config.importance_cap:
+        importance = importance_weights(old, batch.sampled, mask, config.importance_cap)
     loss = grpo_loss(
         current,
         old,

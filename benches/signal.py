@@ -196,7 +196,7 @@ def draw_pool(
             now = run.learner.policy(*inputs)  # [1, T]
             # An advantage of -1 gives a loss whose gradient is that of the log-probability.
             grpo_loss(now, now.detach(), -torch.ones(1), mask[one, :T], **options).backward()
-            known[tokens] = take_sketch(run.learner.weights(), dimensions)
+            known[tokens] = take_sketch(run.learner.trained.values(), dimensions)
         gradients.append(known[tokens])
     return Pool(torch.stack(gradients), rewards, rollouts.texts[0])
 

@@ -4,10 +4,8 @@
     with model.disable_adapter(): ...    # the policy as it was loaded: the KL's reference, for free
     for name, tensor in merged_weights(model): ...    # an ordinary model's weights, made beside it
 
-A layer W becomes W + s B A with A [R, in] random, B [out, R] zero at first, s = alpha / R = 1.
-peft's own merging adds s B A to W and subtracts it again later, which leaves a rounding error in W
-each time, and a run merges in every step. So merging here never touches W; nor are merged bfloat16
-weights rounded to the nearest number, which would lose most of a young adapter.
+A layer W becomes W + B A with A [R, in] random and B [out, R] zero at first. peft's own merging
+adds B A to W and subtracts it later, which leaves a rounding error in W in every step with vLLM.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,22 +21,18 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 
 def add_lora(model: nn.Module, rank: int, seed: int = 0) -> nn.Module:
-    """The model with a fresh float32 adapter of this rank on the seven projections, in place.
+    """The model with a fresh float32 adapter of rank R on the seven projections, in place.
 
-    Args:
-        rank: R; alpha = R. There is no dropout: it would train another policy than was sampled.
-        seed: decides A. It is the same in all processes, so that all start from one adapter.
-
-    Raises:
-        ValueError: the model has none of the seven projections.
+    The seed decides A. No dropout: it would train another policy than was sampled from. ValueError
+    if the model has none of the seven.
     """
     import peft  # here, because the import takes seconds and the default needs none
 
     present = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     if lacking := [name for name in PROJECTIONS if name not in present]:
         say(f"the adapter goes without {', '.join(lacking)}: the model has no layers of that name")
-    sizes = {"r": rank, "lora_alpha": rank, "target_modules": list(PROJECTIONS)}
-    config = peft.LoraConfig(task_type="CAUSAL_LM", **sizes)
+    sizes = {"r": rank, "lora_alpha": rank}  # the factor of B A is alpha / R = 1
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=list(PROJECTIONS), **sizes)
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed)
         wrapped = peft.get_peft_model(model, config)
@@ -54,12 +48,8 @@ def load_with_adapter(
 ) -> tuple[nn.Module, list[str], list[str]]:
     """The ordinary model that an adapter's folder stands for: base and adapter, merged for good.
 
-    Args:
-        tokenizer: of the folder; it may have tokens that the base model lacks.
-        load: of the base model, by its name.
-
-    Returns:
-        The model; the names of what its files lack, and of what it has no place for.
+    `load` gets the base model by its name. With the model come the names of what the adapter's
+    files lack, and of what it has no place for.
     """
     import peft
 
@@ -69,7 +59,7 @@ def load_with_adapter(
         model = load(base)
     except (OSError, ValueError) as error:
         raise OSError(f"the adapter's base model {base} cannot be loaded: {error}") from error
-    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:  # tokens were added
         model.resize_token_embeddings(len(tokenizer))
     tied, output = model.config.tie_word_embeddings, model.get_output_embeddings()
     if tied:  # take them apart, or what is merged into one would be in both
@@ -88,10 +78,10 @@ def load_with_adapter(
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and tensor of every weight, as if the model had no adapter but had learned the same.
 
-    One layer at a time and beside the model: nothing is changed and no second model is held. A
-    model without an adapter yields its own weights. Tied weights come under both of their names.
+    One layer at a time and beside the model: nothing is changed and no second model is held. Tied
+    weights come under both of their names.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = without_adapter(model)
     for i, (name, tensor) in enumerate(base.state_dict().items()):
         layer_name, adapted, kind = name.rpartition(".base_layer.")
         if adapted and kind == "weight":
@@ -102,13 +92,17 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name.replace(".base_layer.", "."), whole(tensor)
 
 
+def without_adapter(model: nn.Module) -> nn.Module:
+    """The transformers model itself, whether or not PEFT's is around it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def dithered(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     """float32 as bfloat16, rounded up or down by chance; the nearer of the two is the likelier.
 
     Rounded to the nearest, a weight stays what it was until its update is half a step of bfloat16,
-    0.2% to 0.4% of it: the sampler would lose nearly all of a run's first updates. Rounded by
-    chance, the right share of a matrix's elements moves by a step. A weight that already is a
-    bfloat16 number stays as it is, and the same weights and seed always give the same result.
+    0.2% to 0.4% of it: the sampler would lose nearly all of a young adapter. Rounded by chance, the
+    right share of a matrix's elements moves by a step.
     """
     generator = torch.Generator(tensor.device).manual_seed(seed)
     chance = {"generator": generator, "device": tensor.device, "dtype": torch.int32}

@@ -21,15 +21,7 @@ from support.run import PHASES, Run
 
 
 def held_out(run: Run, row: dict, folder: Path) -> dict:
-    """Evaluate, say so, and write evaluation.jsonl.
-
-    Args:
-        row: its `step` and `time` are said.
-
-    Returns:
-        What the row gets: `eval_accuracy` (of the first evaluation task) and `eval`, all numbers of
-        all tasks.
-    """
+    """Evaluate, say so, write evaluation.jsonl; returns what the step's `row` gets."""
     results, completions = evaluate(run)
     save_completions(run, [{"step": row["step"]} | one for one in completions], folder)
     shown = ", ".join(f"{name} {result['accuracy']:.3f}" for name, result in results.items())
@@ -41,11 +33,11 @@ def evaluate(run: Run) -> tuple[dict[str, dict[str, float]], list[dict]]:
     """Sample at the training temperature, `eval_samples` completions of each held-out problem.
 
     Returns:
-        The numbers of each evaluation task, by its name: see `numbers_of`. And a row for each
-        completion of all processes, in the order of tasks and problems: its `task`, the number of
-        its `problem`, `prompt`, `answer` (the reference), `completion`, what was `read` of that as
-        its answer (null: nothing), `finished` (with EOS), `length` in tokens, the parts of the
-        reward, and `lenient_accuracy`.
+        The numbers of each evaluation task, by its name. And a row for each completion of all
+        processes, in the order of tasks and problems: its `task`, the number of its `problem`,
+        `prompt`, `answer` (the reference), `completion`, what was `read` of that as its answer
+        (null: nothing), `finished` (with EOS), `length` in tokens, the parts of the reward, and
+        `lenient_accuracy`.
     """
     results, rows = {}, []
     for name, data in run.eval_data.items():
@@ -58,7 +50,7 @@ def evaluate(run: Run) -> tuple[dict[str, dict[str, float]], list[dict]]:
 
 def own_share(run: Run, data: Data) -> Iterator[dict]:
     """This process's completions of a task."""
-    config, problems, k = run.config, data.problems, run.config.eval_samples
+    config, problems, k, T = run.config, data.problems, run.config.eval_samples, run.max_new_tokens
     # How many prompts go into one call. It must fit into memory, and must not depend on the number
     # of processes, or results would. vLLM queues what does not fit, so it gets all prompts of the
     # process at once, and waits for the longest completion only once.
@@ -68,9 +60,7 @@ def own_share(run: Run, data: Data) -> Iterator[dict]:
     for start in range(0, len(problems), at_once)[run.processes.rank :: run.processes.count]:
         prompt_ids = data.prompt_ids[start : start + at_once]
         seed = derived_seed(config.seed, "evaluation", start)
-        rollouts = run.sampler.generate(
-            prompt_ids, k, run.max_new_tokens, config.temperature, seed
-        )  # [P, k, T]
+        rollouts = run.sampler.generate(prompt_ids, k, T, config.temperature, seed)  # [P, k, T]
         numbers = [start + p for p in range(len(prompt_ids)) for _ in range(k)]
         texts = [text for group in rollouts.texts for text in group]
         parts = run.score([problems[number] for number in numbers], texts)
@@ -87,17 +77,7 @@ def own_share(run: Run, data: Data) -> Iterator[dict]:
 
 
 def numbers_of(rows: Sequence[dict], k: int) -> dict[str, float]:
-    """What a task's rows say, k of them for each problem.
-
-    Returns:
-        `accuracy`, the mean over all completions, with `accuracy_se`, its standard error: the
-        spread of the problems' own means over the root of their number, so that repeats of one
-        problem do not count as new evidence. `pass@k` for k = 1, 4, 8 up to eval_samples. The means
-        of the reward's other parts, by name. Other accuracies: `lenient_accuracy`, the reference
-        stands anywhere in the text; `formed_accuracy`, right and of perfect format;
-        `finished_accuracy`, right among those that ended with EOS (None if none did). `truncated`,
-        the share without EOS. `completion_length` in tokens. `problems`, `samples`.
-    """
+    """What a task's rows say, k of them for each problem. docs/questions.md defines the numbers."""
 
     def mean(values: Sequence[float]) -> float | None:
         return sum(values) / len(values) if values else None
@@ -105,13 +85,14 @@ def numbers_of(rows: Sequence[dict], k: int) -> dict[str, float]:
     correct = torch.tensor([row["accuracy"] for row in rows], dtype=torch.float64).view(-1, k)
     means = correct.mean(-1)  # [problems]
     result = {"accuracy": means.mean().item()}
+    # The error is of the problems' means: repeats of one problem are no new evidence.
     result["accuracy_se"] = means.std().item() / math.sqrt(len(means)) if len(means) > 1 else 0.0
+    right = correct.sum(-1).int().tolist()
     for tries in (1, 4, 8):
         if tries <= k:
-            right = correct.sum(-1).int().tolist()
             result[f"pass@{tries}"] = mean([pass_at_k(k, c, tries) for c in right])
     names = list(rows[0])
-    for name in names[names.index("length") + 1 :]:
+    for name in names[names.index("length") + 1 :]:  # the parts of the reward, lenient_accuracy
         result.setdefault(name, mean([row[name] for row in rows]))
     return result | {
         "formed_accuracy": mean([float(row["accuracy"] == row["format"] == 1) for row in rows]),
@@ -124,19 +105,12 @@ def numbers_of(rows: Sequence[dict], k: int) -> dict[str, float]:
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Chance that k of the samples, drawn without replacement, hold a correct one.
-
-    The unbiased estimator 1 - C(samples - correct, k) / C(samples, k) (arXiv 2107.03374).
-    """
+    """Chance that k draws without replacement hold a correct one, unbiased (arXiv 2107.03374)."""
     return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
 def save_completions(run: Run, rows: Sequence[dict], folder: Path) -> str:
-    """Write the rows of `evaluate` to evaluation.jsonl.
-
-    Returns:
-        Some of its lines to read: one right and two wrong ones, as far as there are such.
-    """
+    """Write evaluation.jsonl; returns one right and two wrong ones of its lines, if there are."""
     text = "".join(map(json_line, rows))
     run.processes.on_first(partial(write_atomically, folder / "evaluation.jsonl", text))
     right = [row for row in rows if row["accuracy"]]
@@ -145,7 +119,7 @@ def save_completions(run: Run, rows: Sequence[dict], folder: Path) -> str:
 
 
 def report(run: Run, rows: Sequence[dict], folder: Path) -> str:
-    """Draw what a run leaves to be looked at, curves.png; returns `summary`."""
+    """Draw curves.png; returns `summary`."""
     run.processes.on_first(partial(draw_curves, rows, folder / "curves.png"))
     return summary(rows, folder)
 
@@ -191,28 +165,24 @@ def draw_curves(rows: Sequence[dict], path: Path) -> None:
     steps = [row for row in rows if "seconds" in row]
     if not steps:
         return
-    panels = (
-        ("Accuracy", "share of right answers", {"accuracy": "rollouts (training prompts)"}),
-        ("Mean reward", "reward", {"reward": "all n rollouts", "reward_kept": "the m kept"}),
-        ("Entropy of the policy", "nats a token", {"entropy": "mean over trained tokens"}),
-    )
     figure = Figure(figsize=(13, 4), layout="constrained")
     axes = figure.subplots(1, 3)
-    for ax, (title, unit, curves) in zip(axes, panels):
+    for ax, title, curves in (
+        (axes[0], "share of right answers", {"accuracy": "rollouts (training prompts)"}),
+        (axes[1], "mean reward", {"reward": "all n rollouts", "reward_kept": "the m kept"}),
+        (axes[2], "entropy of the policy, nats", {"entropy": "mean over trained tokens"}),
+    ):
         for name, label in curves.items():
             values = [row.get(name) for row in steps]  # None, as the entropy may be, leaves a gap
             ax.plot([row["time"] / 60 for row in steps], values, alpha=0.7, label=label)
-        ax.set(title=title, xlabel="training minutes, evaluation excluded", ylabel=unit)
+        ax.set(title=title, xlabel="training minutes, evaluation excluded")
     evaluated = [row for row in rows if "eval" in row]
     for name in evaluated[0]["eval"]:
-        results = [row["eval"][name] for row in evaluated]
-        axes[0].errorbar(
-            [row["time"] / 60 for row in evaluated],
-            [result["accuracy"] for result in results],
-            [result["accuracy_se"] for result in results],
-            marker=".",
-            label="held out: " + Path(name).name.replace("$", r"\$"),  # no formula
-        )
+        minutes = [row["time"] / 60 for row in evaluated]
+        accuracy = [row["eval"][name]["accuracy"] for row in evaluated]
+        error = [row["eval"][name]["accuracy_se"] for row in evaluated]
+        label = "held out: " + Path(name).name.replace("$", r"\$")  # no formula
+        axes[0].errorbar(minutes, accuracy, error, marker=".", label=label)
     for ax in axes:
         ax.legend(fontsize=8)
     with writing(path):

@@ -8,7 +8,7 @@
     with learner.reference() as reference: ...                       # the policy as it was loaded
 
 Legend: P prompts, m kept, B = P*m sequences, b of them in a micro-batch, L prompt and T completion
-tokens.
+tokens. Wherever they are passed, `kept` is m rollouts of each of P prompts, and advantages [P, m].
 """
 
 import copy
@@ -34,14 +34,13 @@ class Learner:
 
     Args:
         model: on its device, from `load_model`; with `lora_rank` it is wrapped in place.
-        config: the run's settings.
-        processes: those whose gradients are averaged.
         seed: decides a fresh adapter's random half.
 
     Attributes:
         model: the transformers model, or PEFT's around it; FSDP2 spreads its weights.
         whole_model: what can be sampled from: `model`, or a whole copy where FSDP2 has spread it.
         policy: `logprobs.Policy` of `model`; with `shard` FSDP2 has wrapped it.
+        trained: what is trained, by name, in the same order in all processes.
 
     Raises:
         InputError: the model cannot be trained like this.
@@ -61,10 +60,8 @@ class Learner:
             # With an adapter no copy is needed: the reference is the model without the adapter.
             self._reference = Policy(copy.deepcopy(model).eval(), dtype)
         if config.gradient_checkpointing:
-            # transformers checkpoints only in train mode. That is safe: dropout was set to 0 when
-            # the model was loaded.
             model.gradient_checkpointing_enable({"use_reentrant": False})
-            model.train()
+            model.train()  # or nothing is checkpointed; dropout was set to 0 by `load_model`
         if config.lora_rank:
             from support.adapters import add_lora  # most runs have none
 
@@ -76,25 +73,13 @@ class Learner:
         # FSDP leaves each process a part of every weight, and no sampler can use a part.
         parted = config.shard and config.sampler == "torch"
         self.whole_model = copy.deepcopy(self.model) if parted else self.model
-        # Sharding replaces the weights, so the optimizer is made from those of the wrapped policy.
         policy = Policy(self.model, dtype)
         self.policy = processes.shard(policy) if config.shard else policy
-        self.optimizer = torch.optim.AdamW(
-            self.weights(),
-            lr=config.lr,
-            betas=(0.9, config.adam_beta2),
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
-
-    def weights(self) -> list[nn.Parameter]:
-        """What is trained."""
-        return list(self.trained().values())
-
-    def trained(self) -> dict[str, nn.Parameter]:
-        """The same by name, in the same order in all processes."""
-        named = self.model.named_parameters()
-        return {name: weight for name, weight in named if weight.requires_grad}
+        named = self.model.named_parameters()  # after sharding, which replaces the weights
+        self.trained = {name: weight for name, weight in named if weight.requires_grad}
+        decay = {"betas": (0.9, config.adam_beta2), "weight_decay": config.weight_decay}
+        weights = self.trained.values()
+        self.optimizer = torch.optim.AdamW(weights, lr=config.lr, fused=True, **decay)
 
     @contextmanager
     def reference(self) -> Iterator[nn.Module]:
@@ -110,18 +95,9 @@ class Learner:
     ) -> tuple[list["MicroBatch"], float]:
         """An update's micro-batches, and the number by which the sum of their losses is divided.
 
-        The number belongs to the whole update, not to a micro-batch. With several processes it is
-        the mean of what they count: each process sums over its own tokens, and so the mean of the
-        processes' gradients is the gradient over all tokens.
-
-        Args:
-            kept: m rollouts of each of P prompts.
-            advantages: [P, m].
-            max_new_tokens: the tokens a completion may have.
-
-        Returns:
-            The micro-batches (none if this process has nothing to learn from) and the normaliser
-            (0.0 if no process has).
+        The number belongs to the whole update, not to a micro-batch; it is 0 if no process has
+        anything to learn from. With several processes it is the mean of what they count: each sums
+        over its own tokens, and so the mean of their gradients is the gradient over all tokens.
         """
         config = self.config
         batches = micro_batches(kept, advantages, config)
@@ -139,45 +115,40 @@ class Learner:
     def finish_gradient(self) -> float:
         """Average the gradient over all processes, and scale it down to `max_grad_norm`.
 
-        Returns:
-            The norm before it was scaled; not finite if any number of the gradient is not.
+        Returns its norm before that, which is not finite if any number of the gradient is not.
         """
         if not self.optimizer.state:
             # The first step makes AdamW's moments. On a GPU torch would cut them from blocks of
             # memory that activations have left, and such a block could not go back to vLLM.
             torch.cuda.empty_cache()
         if not self.config.shard:  # FSDP has averaged the gradient of each micro-batch already
-            self.processes.average_gradients(self.weights())
-        norm = nn.utils.clip_grad_norm_(self.weights(), self.config.max_grad_norm)
+            self.processes.average_gradients(self.trained.values())
+        norm = nn.utils.clip_grad_norm_(self.trained.values(), self.config.max_grad_norm)
         return whole(norm).item()
 
     def state(self) -> dict[str, dict]:
         """What a checkpoint keeps, whole and on the CPU: of several processes the first has it.
 
-        Returns:
-            `model`: the trained weights; `optimizer`: the moments of those that had a gradient.
+        `model` are the trained weights, `optimizer` the moments of those that had a gradient.
         """
         moments = {}
-        for name, weight in self.trained().items():
+        for name, weight in self.trained.items():
             if held := self.optimizer.state.get(weight):
                 pairs = ((kind, held[kind]) for kind in MOMENTS)
                 moments[name] = self.processes.gathered(pairs)
-        state = {"model": self.processes.gathered(self.trained().items())}
+        state = {"model": self.processes.gathered(self.trained.items())}
         return state | ({"optimizer": {"state": moments}} if moments else {})
 
     @torch.no_grad()
     def set_state(self, state: dict[str, dict]) -> None:
-        """The reverse of `state`.
+        """The reverse of `state`, which the first process alone needs to have.
 
         Tensor by tensor: a GPU has no room for all of them twice. (torch's own
         `set_optimizer_state_dict` makes moments of 0 and holds them beside those that it reads.)
-
-        Args:
-            state: on the first process. The others receive their part of it.
         """
         weights, moments = state.get("model", {}), state.get("optimizer", {}).get("state", {})
         with_moments = self.processes.on_first(lambda: set(moments))
-        for name, weight in self.trained().items():
+        for name, weight in self.trained.items():
             weight.copy_(self.processes.received(weights.get(name), weight))
             for kind in MOMENTS if name in with_moments else ():
                 # The number of steps is one float32, the others are like the weight.
@@ -212,31 +183,23 @@ def micro_batches(kept: Rollouts, advantages: torch.Tensor, config: Config) -> l
     Rollouts whose advantage is 0, above all those of groups without signal, have no gradient and
     are not computed. They stay in the normaliser, so the gradient is the paper's, only cheaper. A
     KL term gives them a gradient, so with a KL term they are computed.
-
-    Args:
-        kept: m rollouts of each of P prompts.
-        advantages: [P, m].
-        config: beta, micro_batch and gradient_checkpointing are used.
     """
-    advantages = advantages.to(kept.mask.device).flatten()  # [B]
-    rows = range(len(advantages))
-    if config.beta == 0:
-        rows = (advantages != 0).nonzero()[:, 0].tolist()
+    has_gradient = (advantages != 0) | (config.beta > 0)  # [P, m]
+    rows = has_gradient.flatten().nonzero()[:, 0].tolist()
     lengths = kept.mask.flatten(0, 1).sum(-1).tolist()  # B
     L, m = kept.prompt_ids.shape[1], kept.mask.shape[1]
-    parts = in_order(list(rows), lengths, m, L, config)
-    return [cut(kept, advantages, part) for part in parts]
+    return [cut(kept, advantages, part) for part in in_order(rows, lengths, m, L, config)]
 
 
 def idle_batch(kept: Rollouts) -> MicroBatch:
     """One row of which no token counts: loss and gradient are 0."""
-    batch = cut(kept, torch.zeros(kept.mask.shape[:2]).flatten(), [0])
+    batch = cut(kept, torch.zeros(kept.mask.shape[:2]), [0])
     batch.mask = torch.zeros_like(batch.mask)
     return batch
 
 
 def cut(kept: Rollouts, advantages: torch.Tensor, rows: list[int]) -> MicroBatch:
-    """A micro-batch of these rows of the B rollouts; advantages [B]."""
+    """A micro-batch of these of the B rollouts."""
     input_ids, attention_mask = kept.sequences()  # [B, L+T]
     mask = kept.mask.flatten(0, 1)[rows]  # [b, T]
     L, T = kept.prompt_ids.shape[1], int(mask.sum(-1).max())  # padding of all rows is cut
@@ -245,7 +208,7 @@ def cut(kept: Rollouts, advantages: torch.Tensor, rows: list[int]) -> MicroBatch
         attention_mask[rows, : L + T],
         mask[:, :T],
         kept.log_probs.flatten(0, 1)[rows, :T],
-        advantages.to(mask.device)[rows],
+        advantages.flatten()[rows].to(mask.device),
     )
 
 
@@ -262,28 +225,18 @@ def in_order(
     Args:
         rows: the numbers of those of the B rollouts that are computed.
         lengths: the tokens of each of the B completions.
-        m, L: the kept rollouts of a prompt, and its tokens.
-        config: micro_batch and gradient_checkpointing are used.
     """
-    longest = {}  # of each prompt's rows
-    for row in rows:
-        longest[row // m] = max(lengths[row], longest.get(row // m, 0))
 
-    def by_length(row: int) -> tuple[int, ...]:
-        return -lengths[row], row
-
-    def by_prompt(row: int) -> tuple[int, ...]:
-        return -longest[row // m], row // m, -lengths[row]
+    def in_parts(order: list[int]) -> list[list[int]]:
+        return [order[i : i + config.micro_batch] for i in range(0, len(order), config.micro_batch)]
 
     def tokens(parts: list[list[int]]) -> int:
         prompts = sum(len({row // m for row in part}) for part in parts)
         return L * prompts + sum(len(part) * max(lengths[row] for row in part) for part in parts)
 
-    keys = [by_length, by_prompt]
+    by_length = sorted(rows, key=lambda row: -lengths[row])  # equals keep their order
     if config.gradient_checkpointing:  # checkpointed layers read every row whole
-        keys = [by_length]
-    size, found = config.micro_batch, []
-    for key in keys:
-        order = sorted(rows, key=key)
-        found.append([order[i : i + size] for i in range(0, len(order), size)])
-    return min(found, key=tokens)
+        return in_parts(by_length)
+    prompts = list(dict.fromkeys(row // m for row in by_length))  # that of the longest row first
+    by_prompt = sorted(by_length, key=lambda row: prompts.index(row // m))
+    return min(in_parts(by_length), in_parts(by_prompt), key=tokens)

@@ -5,8 +5,7 @@
     model, tokenizer = load_model("runs/.../model")             # of a run; an adapter comes merged
     check_stops(model, tokenizer)                               # a completion can end
 
-A check finds what otherwise trains for hours without a word. A model that cannot be used ends in an
-error of one line, with the remedy; a model that is only unusual gets a warning.
+A check finds what otherwise trains for hours without a word.
 """
 
 import os
@@ -68,10 +67,8 @@ def load_model(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module
 
 
 def load_weights(path: str, dtype: torch.dtype) -> nn.Module:
-    """A transformers model; OSError or ValueError unless every tensor comes from its files.
-
-    Left to itself, transformers draws what it does not find at random, and goes on.
-    """
+    """A transformers model; OSError or ValueError unless every tensor comes from its files."""
+    # Left to itself, transformers draws what it does not find at random, and goes on.
     model, found = AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
     )
@@ -89,12 +86,7 @@ def load_weights(path: str, dtype: torch.dtype) -> nn.Module:
 def check_weights(
     model: nn.Module, missing: Sequence[str], unknown: Sequence[str], misshaped: Sequence[str] = ()
 ) -> None:
-    """Raise ValueError unless a model's weights were all in its files, and are numbers.
-
-    Args:
-        missing, unknown, misshaped: names of weights that the files lack, of tensors that the model
-            has no place for, and of those that have another shape in the model.
-    """
+    """Raise ValueError unless a model's weights were all in its files, and are numbers."""
     wrong = {"missing": missing, "unknown to the model": unknown, "of another shape": misshaped}
     # The extremes of a tensor are NaN if any of its numbers is, and they take no memory.
     wrong["not finite"] = [

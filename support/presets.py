@@ -1,12 +1,10 @@
 """What settings are made from: presets, the command line, the run that goes on.
 
     config, command = parse(["--preset", "rare", "cppo", "--n", "32"], "what --help says first")
-    Config(**PRESETS["gsm8k-qwen2.5-3b-l40s"])        # the paper's first setting
     Config(**combined(["rare", "cppo"]))              # a rival of PODS over another preset
     MACHINES["gsm8k-qwen2.5-3b-l40s"]                 # Machine("L40S", ...)
 
-What a preset does not name is the default of `support/settings.py`. A comment stands wherever a
-value is not the paper's.
+What a preset does not name is the default of settings.py; a comment says what is not the paper's.
 """
 
 import argparse
@@ -21,7 +19,7 @@ from pathlib import Path
 import torch
 
 from pods import RULES
-from support.errors import InputError, say
+from support.errors import InputError
 from support.settings import Config, flag, kind
 from support.tasks import TASKS
 
@@ -31,6 +29,9 @@ LLAMA_3B = "meta-llama/Llama-3.2-3B-Instruct"
 ONE_GPU = {
     # The paper's, except two savings in its published configuration that cost exactness: there
     # the frozen weights have 4 bits and AdamW's moments 8, here they are bfloat16 and float32.
+    "model": QWEN_3B,
+    "n": 64,
+    "m": 16,
     "dtype": "bfloat16",
     "lora_rank": 64,
     "lr": 5e-6,
@@ -47,14 +48,14 @@ ONE_GPU = {
     "reward_weights": (1.0, 0.1, 0.1),
     "sampler": "vllm",
     "minutes": 360.0,  # where the figures end
-    # Ours. It decides memory and speed, and no result.
-    "micro_batch": 8,
+    "micro_batch": 8,  # ours; it changes no result
     "eval_every": 180,  # about half an hour, as often as the paper wrote checkpoints
     "eval_problems": 0,  # all
 }
 EIGHT_GPUS = ONE_GPU | {
     # The paper's. What is not published for eight GPUs (temperature, betas, weight decay, gradient
     # norm) is one GPU's. Each process accumulates four groups of m; the authors' are of one prompt.
+    "task": "gsm8k",
     "lora_rank": 0,
     "n": 128,
     "m": 32,
@@ -69,26 +70,21 @@ EIGHT_GPUS = ONE_GPU | {
 PRESETS: dict[str, dict[str, object]] = {
     "cpu": {},
     "rare": {"model": "rare_policy", "task": "carries", "minutes": 0.5},  # ours
-    "gsm8k-qwen2.5-3b-l40s": ONE_GPU | {"model": QWEN_3B, "task": "gsm8k", "n": 64, "m": 16},
-    "math-qwen2.5-3b-l40s": ONE_GPU
-    | {"model": QWEN_3B, "task": "math", "eval_task": ("math500",), "n": 32, "m": 8},
+    "gsm8k-qwen2.5-3b-l40s": ONE_GPU | {"task": "gsm8k"},
+    "math-qwen2.5-3b-l40s": ONE_GPU | {"task": "math", "eval_task": ("math500",), "n": 32, "m": 8},
     "gsm8k-llama3.2-3b-l40s": ONE_GPU
-    | {"model": LLAMA_3B, "task": "gsm8k", "n": 64, "m": 16}
-    | {"beta": 0.04, "minutes": 90.0, "eval_every": 60},
+    | {"model": LLAMA_3B, "task": "gsm8k", "beta": 0.04, "minutes": 90.0, "eval_every": 60},
     # No logs are published; n and m are GSM8K's, by our guess.
-    "sciknoweval-qwen2.5-3b-l40s": ONE_GPU
-    | {"model": QWEN_3B, "task": "sciknoweval", "n": 64, "m": 16},
+    "sciknoweval-qwen2.5-3b-l40s": ONE_GPU | {"task": "sciknoweval"},
     # The paper's baseline of these two is GRPO-GA with n = m = 32 and 16 prompts a process.
-    "gsm8k-qwen2.5-3b-h100": EIGHT_GPUS | {"model": QWEN_3B, "task": "gsm8k"},
-    "gsm8k-qwen2.5-7b-a100": EIGHT_GPUS
-    | {"model": QWEN_7B, "task": "gsm8k"}
-    # vLLM's share holds more than its weights and a few rollouts.
-    | {"shard": True, "gpu_memory_utilization": 0.6},
+    "gsm8k-qwen2.5-3b-h100": EIGHT_GPUS,
+    "gsm8k-qwen2.5-7b-a100": EIGHT_GPUS  # vLLM's share is to hold its weights and many rollouts
+    | {"model": QWEN_7B, "shard": True, "gpu_memory_utilization": 0.6},
 }
 # Of rewards that are 0 or 1 the maximum of the variance is half right, half wrong.
 ADA = {"rule": "max_variance", "select_by": "accuracy", "advantages": "all"}
-# What each rival changes of a run with these n, m and prompts a step P. Every one of them trains on
-# P * m rollouts a step as the run did, except GRPO-GA, which trains on all P * n.
+# What each rival changes of a run with these n, m and prompts a step P. All train on P * m rollouts
+# a step as the run did, except GRPO-GA, which trains on all P * n.
 RIVALS: dict[str, Callable[[int, int, int], dict[str, object]]] = {
     "grpo": lambda n, m, P: {"n": m},
     "grpo-ga": lambda n, m, P: {"m": n},
@@ -127,9 +123,8 @@ class Machine:
 
 
 # What each preset was made for; memory as PyTorch reports it. Those not named suit any machine.
-MACHINES: dict[str, Machine] = {
-    name: Machine("L40S", int(44.5 * 2**30)) for name in PRESETS if name.endswith("l40s")
-} | {
+L40S = Machine("L40S", int(44.5 * 2**30))
+MACHINES = {name: L40S for name in PRESETS if name.endswith("l40s")} | {
     "gsm8k-qwen2.5-3b-h100": Machine("H100", int(79.1 * 2**30), processes=8),
     "gsm8k-qwen2.5-7b-a100": Machine("A100", int(79.1 * 2**30), processes=8),
 }
@@ -146,10 +141,10 @@ def this_machine(processes: int = 1) -> Machine:
 
 def machine_for(presets: Sequence[str]) -> Machine:
     """The GPUs at hand, or else those that the last of the presets was made for."""
-    made_for = next((MACHINES[name] for name in reversed(presets) if name in MACHINES), None)
-    if made_for is not None and not torch.cuda.is_available():
-        return made_for
-    processes = made_for.processes if made_for else 1
+    made_for = [MACHINES[name] for name in presets if name in MACHINES]
+    if made_for and not torch.cuda.is_available():
+        return made_for[-1]
+    processes = made_for[-1].processes if made_for else 1
     return this_machine(int(os.environ.get("WORLD_SIZE", processes)))
 
 
@@ -162,27 +157,19 @@ CHANGEABLE += ("shard", "threads", "save_every", "tracker")
 GROUPS = {"n": "what is learned", "task": "data and model", "micro_batch": "memory", "steps": "run"}
 
 
-class Parser(argparse.ArgumentParser):
-    """Reports a wrong flag in one line, without the pages of usage."""
-
-    def error(self, message: str) -> None:
-        """Say what is wrong with the flags and end with exit code 2."""
-        say(f"train.py: {message} (--help lists the flags)")
-        self.exit(2)
-
-
 def parse(argv: list[str] | None, description: str = "") -> tuple[Config, argparse.Namespace]:
     """The configuration, and all flags: also those that are no settings, out, resume and so on."""
     layout = partial(argparse.RawDescriptionHelpFormatter, max_help_position=32, width=100)
-    usage = "python train.py [--preset NAME ...] [flags]"
-    parser = Parser(usage=usage, description=description, epilog=choices(), formatter_class=layout)
+    usage = "python train.py [--preset NAME ...] [flags] (--help lists them)"
+    texts = {"description": description, "epilog": choices()}
+    parser = argparse.ArgumentParser("train.py", usage, **texts, formatter_class=layout)
     known = {"nargs": "+", "metavar": "NAME", "choices": [*PRESETS, *RIVALS], "default": []}
     parser.add_argument("--preset", **known, help="settings to start from, listed below")
     for field in fields(Config):
         if field.name in GROUPS:
             group = parser.add_argument_group(GROUPS[field.name])
-        type_, several, _ = kind(field)
-        options = {"help": field.metadata["help"].replace("%", "%%"), "default": argparse.SUPPRESS}
+        type_, several = kind(field)
+        options = {"help": field.metadata["help"], "default": argparse.SUPPRESS}
         if type_ is bool:
             group.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, **options)
             continue
@@ -210,12 +197,10 @@ def parse(argv: list[str] | None, description: str = "") -> tuple[Config, argpar
 
 def choices() -> str:
     """The end of --help: a line for each rule, preset and task."""
-    text, docs = [], {name: rule.__doc__ or "" for name, rule in RULES.items()}
-    for title, meanings in {
-        "rules": {name: re.split(r" Arguments|\n", doc)[0] for name, doc in docs.items()},
-        "presets: several combine, later ones win, and flags win over all": MEANINGS,
-        "tasks": TASKS,
-    }.items():
+    docs = {name: re.split(r" Arguments|\n", rule.__doc__ or "")[0] for name, rule in RULES.items()}
+    presets = "presets: several combine, later ones win, and flags win over all"
+    text = []
+    for title, meanings in (("rules", docs), (presets, MEANINGS), ("tasks", TASKS)):
         text += [f"{title}:", *(f"  {name:29} {meaning}" for name, meaning in meanings.items()), ""]
     return "\n".join(text)
 
@@ -239,7 +224,7 @@ def resumed(out: Path | None, given: dict) -> Config:
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"--resume: {out} holds no run, config.json: {error}") from error
     # A run of a version that had fewer settings had today's defaults of the others.
-    stored = {field.name: stored[field.name] for field in fields(Config) if field.name in stored}
+    stored = {name: value for name, value in stored.items() if name in vars(Config)}
     before = Config(**stored)
     if "steps" in given or "minutes" in given:
         stored |= {"steps": None, "minutes": None}

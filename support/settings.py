@@ -3,13 +3,14 @@
     config = Config(n=64, m=16)
     print(as_flags(config))                     # what differs from the defaults
 
-A field is one line of meaning with its unit and when to change it; that line is what --help prints.
-Settings that cannot work are refused here, in terms of the flags, before anything is loaded.
+A field's meaning, with its unit and when to change it, is what --help prints. Settings that cannot
+work are refused here, in terms of the flags, before anything is loaded.
 """
 
 import math
 import numbers
 import shlex
+from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,7 @@ from rewards import DEFAULT_WEIGHTS
 from support.errors import InputError
 
 REWARD_PARTS = tuple(DEFAULT_WEIGHTS)
+PARTS = ", ".join(REWARD_PARTS)
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")  # and the packages that they need
 DEFAULT_STEPS = 200
 # Other numbers of a rollout or of an evaluation are logged under these names.
@@ -33,27 +35,20 @@ LOWEST_TEMPERATURE = 0.01  # of vLLM: below it, vLLM samples at this one and say
 
 
 def option(default, meaning: str, choices=None, **limits: float):
-    """A field of `Config`: its default, its meaning and when to change it, its allowed values.
-
-    Args:
-        choices: may grow later, as RULES does.
-        limits: `at_least`, `above`, `below`.
-    """
+    """A field of `Config`. Limits: at_least, above, below; choices may grow later, as RULES."""
     return field(default=default, metadata={"help": meaning, "choices": choices, "limits": limits})
 
 
 @dataclass
 class Config:
-    """One line a setting; the command line is made from it, and `config.json` records it."""
+    """All settings of a run; the command line is made from it, and `config.json` records it."""
 
     n: int = option(64, "rollouts generated for each prompt; raise while generation is cheap")
     m: int = option(16, "rollouts of each prompt that are trained on; m = n is plain GRPO")
     rule: str = option("max_variance", "which m of the n are kept", RULES)
     select_by: str = option("total", "the reward that the rule sees; a part, or the paper's: total")
     advantages: str = option("kept", "normalised over the m kept, or over all n", ("kept", "all"))
-    scale: str = option(
-        "std", "what divides advantages: the group's deviation, its mean reward, nothing", SCALES
-    )
+    scale: str = option("std", "what divides advantages: deviation, mean reward, nothing", SCALES)
     average_over: str = option(
         "all", "the loss is the mean over all groups, or over those with signal", ("all", "signal")
     )
@@ -123,7 +118,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            setattr(self, one.name, as_held(one, getattr(self, one.name)))
+            setattr(self, one.name, checked(one, getattr(self, one.name)))
         if self.steps is None and self.minutes is None:
             self.steps = DEFAULT_STEPS
         if self.dtype is None:  # vLLM's attention on a GPU has no true float32
@@ -131,6 +126,8 @@ class Config:
             self.dtype = "bfloat16" if on_gpu else "float32"
         if self.micro_batch is None and not torch.cuda.is_available():
             self.micro_batch = 64  # on a GPU plan.py settles it, when the processes are known
+        if self.importance_cap is None:  # TorchSampler's policy is the trainer's own
+            self.importance_cap = 2.0 if self.sampler == "vllm" else 0.0
         # The three parts have their weights in one place, however they were given.
         weights, own = dict(zip(REWARD_PARTS, self.reward_weights)), {}
         for part in self.reward:
@@ -138,7 +135,7 @@ class Config:
             (weights if name in weights else own)[name] = weight
         self.reward_weights = tuple(weights.values())
         self.reward = tuple(f"{name}={weight}" for name, weight in own.items())
-        check(self)
+        check_together(self)
 
     def reward_parts(self) -> tuple[str, ...]:
         """The names of the reward's parts: what is logged, and what --select-by may name."""
@@ -146,44 +143,43 @@ class Config:
         return (*REWARD_PARTS, *own)
 
 
-def kind(one: Field) -> tuple[type, bool, bool]:
-    """A field's type: that of a single value, whether there are several, whether None is one.
-
-    `tuple[float, ...]` is (float, True, False), `int | None` is (int, False, True).
-    """
-    types = get_args(one.type) or (one.type,)
-    return types[0], get_origin(one.type) is tuple, type(None) in types
+def kind(one: Field) -> tuple[type, bool]:
+    """The type of a field's single value, and whether it holds several."""
+    types = get_args(one.type) or (one.type,)  # float of `tuple[float, ...]`, int of `int | None`
+    return types[0], get_origin(one.type) is tuple
 
 
-def as_held(one: Field, value: object) -> object:
+def checked(one: Field, value: object) -> object:
     """The value as `Config` holds it, from a list, a NumPy number, a word for a tuple of one.
 
     Raises:
-        InputError: it is of another type, as in a config.json edited by hand.
+        InputError: it is of another type, as in a config.json edited by hand, or not allowed.
     """
-    type_, several, optional = kind(one)
-    if value is None and optional:
+    if value is None and one.default is None:
         return None
+    name, (type_, several) = flag(one.name), kind(one)
     values = value if several and isinstance(value, list | tuple) else [value]
     accepted = {int: numbers.Integral, float: numbers.Real}.get(type_, type_)
     for part in values:
         if not isinstance(part, accepted) or (isinstance(part, bool) and type_ is not bool):
-            raise InputError(f"{flag(one.name)} {part!r}: must be {type_.__name__}")
-    return tuple(map(type_, values)) if several else type_(value)
+            raise InputError(f"{name} {part!r}: must be {type_.__name__}")
+    if several:
+        return tuple(map(type_, values))
+    value, choices = type_(value), one.metadata["choices"]
+    if choices and value not in choices:
+        raise InputError(f"{name} {value}: choose one of {', '.join(choices)}")
+    for limit, bound in one.metadata["limits"].items():
+        fits = {"at_least": value >= bound, "above": value > bound, "below": value < bound}
+        if not fits[limit] or value == math.inf:
+            raise InputError(f"{name} {value}: must be {limit.replace('_', ' ')} {bound}")
+    return value
 
 
-def check(config: Config) -> None:
-    """Raise InputError for settings that cannot work, naming the numbers and the flags."""
+def check_together(config: Config) -> None:
+    """Raise InputError for settings that do not go together, naming the numbers and the flags."""
     parts = config.reward_parts()
-    for one in fields(config):
-        name, value = flag(one.name), getattr(config, one.name)
-        choices = ("total", *parts) if one.name == "select_by" else one.metadata["choices"]
-        if choices and value not in choices:
-            raise InputError(f"{name} {value}: choose one of {', '.join(choices)}")
-        for limit, bound in one.metadata["limits"].items() if value is not None else ():
-            fits = {"at_least": value >= bound, "above": value > bound, "below": value < bound}
-            if not fits[limit] or value == math.inf:
-                raise InputError(f"{name} {value}: must be {limit.replace('_', ' ')} {bound}")
+    if config.select_by not in ("total", *parts):
+        raise InputError(f"--select-by {config.select_by}: choose one of total, {', '.join(parts)}")
     if config.m < 2:
         raise InputError(f"--m {config.m} is too small: one rollout has no variance, use 2 or more")
     if config.m > config.n:
@@ -197,16 +193,14 @@ def check(config: Config) -> None:
         raise InputError(f"--importance-cap {config.importance_cap}: must be 0 (off), or 1 or more")
     if config.merge and not config.lora_rank:
         raise InputError("--merge: there is nothing to merge without --lora-rank")
-    if config.tracker != "none" and find_spec(config.tracker) is None:
-        name = config.tracker
+    if (name := config.tracker) != "none" and find_spec(name) is None:
         raise InputError(f"--tracker {name} is not installed: pip install {name}")
     tasks = [task_and_folder(spec)[0] for spec in config.eval_task]
     if len(set(tasks)) < len(tasks):
         raise InputError(f"--eval-task {' '.join(config.eval_task)}: names one task twice")
     weights = [*config.reward_weights, *(part_and_weight(part)[1] for part in config.reward)]
     if len(config.reward_weights) != 3 or not all(map(math.isfinite, weights)) or not any(weights):
-        known = ", ".join(REWARD_PARTS)
-        raise InputError(f"--reward-weights: need three finite numbers, not all 0: {known}")
+        raise InputError(f"--reward-weights: need three finite numbers, not all 0: {PARTS}")
     if taken := [part for part in parts[3:] if part in TAKEN or parts.count(part) > 1]:
         raise InputError(f"--reward {taken[0]}: logs have that name already, call it otherwise")
 
@@ -214,26 +208,16 @@ def check(config: Config) -> None:
 def part_and_weight(part: str) -> tuple[str, float]:
     """What --reward takes: `format=0` -> ("format", 0.0); `mine.py:brevity=0.2` likewise."""
     name, _, weight = part.rpartition("=")
-    try:
+    with suppress(ValueError):
         if name in REWARD_PARTS or ".py:" in name:
             return name, float(weight)
-    except ValueError:
-        pass
-    known = ", ".join(REWARD_PARTS)
-    raise InputError(f"--reward {part}: need NAME=WEIGHT, NAME one of {known}, FILE.py:FUNCTION")
+    raise InputError(f"--reward {part}: need NAME=WEIGHT, NAME one of {PARTS}, FILE.py:FUNCTION")
 
 
 def task_and_folder(spec: str) -> tuple[str, str | None]:
     """What an evaluation task means: `task` or `task=FOLDER`; a file may have = in its name."""
     name, _, folder = (spec, "", "") if Path(spec).is_file() else spec.partition("=")
     return name, folder or None
-
-
-def importance_cap(config: Config) -> float:
-    """The cap of `importance_weights`, 0 for none: TorchSampler's policy is the trainer's own."""
-    if config.importance_cap is None:
-        return 2.0 if config.sampler == "vllm" else 0.0
-    return config.importance_cap
 
 
 def flag(name: str) -> str:

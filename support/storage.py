@@ -143,7 +143,7 @@ class Folder:
                     "in another --out"
                 )
             return {}
-        trained = {name: weight.shape for name, weight in self.run.learner.trained().items()}
+        trained = {name: weight.shape for name, weight in self.run.learner.trained.items()}
         if {name: weight.shape for name, weight in state["model"].items()} != trained:
             raise InputError(f"--resume: the checkpoint in {self.path} is of another model")
         return state
@@ -223,7 +223,7 @@ class Folder:
             # An adapter on top of an adapter is no folder that anyone could load.
             self._save_model("model", base, merged_weights(learner.model))
         else:
-            self._save_model("model", learner.model, learner.trained().items())
+            self._save_model("model", learner.model, learner.trained.items())
         if config.merge:
             self._save_model("merged", base, merged_weights(learner.model))
 

@@ -6,9 +6,8 @@
 An ordinary Llama of 282k parameters that reads and writes sums one digit at a time. Reinforcement
 can only sharpen what a policy already does now and then, so it first imitates the careless student
 of arithmetic.py. That leaves it right about a third of the time, with one flaw that anyone can see
-in its text: `4+8=12` where `4+8+1=13` is due. `rare_policy/` imitates a student who forgets 19 of
-20 carries: of the sums in which both columns carry (the task "carries") 0.2% come out right. It is
-where PODS pays (`--preset rare`).
+in its text: `4+8=12` where `4+8+1=13` is due. The student of `rare_policy/` forgets 19 of 20
+carries: of the sums in which both columns carry (the task "carries") 0.2% come out right.
 
 Rounding differs between builds of torch, so a rebuilt policy is held to a gate (`check_gate`), not
 to bits.
@@ -65,31 +64,27 @@ def make_model(seed: int) -> LlamaForCausalLM:
     """
     torch.manual_seed(seed)
     eos = VOCABULARY.index(EOS)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(VOCABULARY),
-            hidden_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=1,
-            intermediate_size=256,
-            max_position_embeddings=MAX_TOKENS,
-            tie_word_embeddings=True,
-            # The usual 0.02 is made for wide models; at this width it learns the sums far later.
-            initializer_range=0.08,
-            eos_token_id=eos,
-            pad_token_id=eos,
-            bos_token_id=None,
-        )
+    config = LlamaConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        intermediate_size=256,
+        max_position_embeddings=MAX_TOKENS,
+        tie_word_embeddings=True,
+        # The usual 0.02 is made for wide models; at this width it learns the sums far later.
+        initializer_range=0.08,
+        eos_token_id=eos,
+        pad_token_id=eos,
+        bos_token_id=None,
     )
+    return LlamaForCausalLM(config)
 
 
-def warm_start(seed: int = SEED, steps: int = 600, forget: float = 0.5) -> LlamaForCausalLM:
-    """Imitate the careless student on training sums only: `steps` batches of fresh demonstrations.
-
-    Fewer steps leave wrong column sums, which later learning mends badly. The more carries the
-    student forgets (`forget`, a share), the fewer are invented.
-    """
+def warm_start(seed: int = SEED, forget: float = 0.5) -> LlamaForCausalLM:
+    """Imitate a careless student, who forgets this share of carries, on training sums only."""
+    steps = 600  # of 64 sums; fewer leave wrong column sums, which later learning mends badly
     model, tokenizer = make_model(seed), make_tokenizer()
     problems = tasks.load_task("arithmetic", "train")
     rng = random.Random(seed)
@@ -113,27 +108,21 @@ def warm_start(seed: int = SEED, steps: int = 600, forget: float = 0.5) -> Llama
 
 
 @torch.no_grad()
-def error_breakdown(
-    model: LlamaForCausalLM, samples: int = 2000, seed: int = 0, task: str = "arithmetic"
-) -> dict[str, float]:
+def error_breakdown(model: LlamaForCausalLM, task: str = "arithmetic") -> dict[str, float]:
     """The share of each `error_kind` among completions of held-out sums at temperature 1."""
-    tokenizer = make_tokenizer()
-    problems = random.Random(seed).choices(tasks.load_task(task, "test"), k=samples)
+    tokenizer, samples = make_tokenizer(), 2000
+    problems = random.Random(0).choices(tasks.load_task(task, "test"), k=samples)
     prompts = [problem.prompt for problem in problems]
     inputs = tokenizer(prompts, return_tensors="pt")
-    torch.manual_seed(seed)
-    plain = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    tokens = model.generate(**inputs, **plain, max_length=MAX_TOKENS)
+    torch.manual_seed(0)
+    tokens = model.generate(**inputs, do_sample=True, top_k=0, max_length=MAX_TOKENS)
     texts = tokenizer.batch_decode(tokens[:, len(prompts[0]) :], skip_special_tokens=True)
     kinds = Counter(error_kind(prompt, text) for prompt, text in zip(prompts, texts))
     return {kind: count / samples for kind, count in kinds.most_common()}
 
 
 def check_gate(breakdown: dict[str, float], policy: str = "tiny_policy") -> None:
-    """Raise ValueError unless few column sums are wrong, and so many answers right as in `STARTS`.
-
-    Wrong column sums make learning slow and its plateau low.
-    """
+    """Raise ValueError unless few column sums are wrong, and as many right as `STARTS` says."""
     share, (_, _, (least, most)) = Counter(breakdown), STARTS[policy]
     if not least <= share["right"] <= most or share["column"] > 0.02:
         raise ValueError(f"this warm start would learn badly, try another seed: {breakdown}")

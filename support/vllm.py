@@ -4,9 +4,8 @@
     rollouts = sampler.generate(prompts, n=64, max_new_tokens=512, temperature=0.9, seed=0)
     sampler.sync(model)                         # after every update
 
-It is worth its installation for models above 100M parameters: paged memory, continuous batching
-and fused kernels are its work. Not yet run on a GPU: what the comments say of GPUs, `sleep`,
-`_wake`, and one engine for each of several processes.
+It is worth its installation for models above 100M parameters. Not yet run on a GPU: what the
+comments say of GPUs, `sleep`, `_wake`, and one engine for each of several processes.
 """
 
 import copy
@@ -26,7 +25,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from rollouts import Rollouts, check_request, eos_token_ids, max_positions, pack
-from support.adapters import merged_weights
+from support.adapters import merged_weights, without_adapter
 from support.errors import InputError, explained
 
 CPU_SETTINGS = {  # of vLLM, where there is no GPU
@@ -41,28 +40,22 @@ CPU_SETTINGS = {  # of vLLM, where there is no GPU
 
 
 class VLLMSampler:
-    """Samples with vLLM (arXiv 2309.06180).
+    """Samples with vLLM (arXiv 2309.06180). A new sampler closes the engine of the one before it.
 
     The engine is made from the model's configuration alone, and every weight it ever has comes
-    through `sync`. So a model from the hub, one resumed from a checkpoint and one with an adapter
-    are treated alike, and the engine cannot act on weights from an old file.
+    through `sync`, so it cannot act on weights from an old file.
 
     vLLM computes the trainer's policy with other kernels, so its log-probs differ a little from the
     trainer's: by about 1e-6 in float32 (1e-3 on a GPU, where vLLM's attention multiplies in TF32),
     1e-2 in bfloat16. `importance_weights` in grpo.py corrects for that; `logprob_gap` shows it.
 
-    A process has one engine at a time, since engines share global state: a new sampler closes the
-    one before it.
-
     Args:
         model, tokenizer: from transformers, the model perhaps with an adapter of peft's.
-        max_length: of prompt and completion together; default: the model's positions. The engine
-            sets memory aside for at least one sequence of this length.
+        max_length: of prompt and completion together; default: the model's positions.
         dtype: what the engine computes in and stores its weights in.
-        gpu_memory_utilization: the share of the GPU that the engine may use, for its own weights
-            and its cache. While it sleeps it uses next to none.
-        sleeps: whether `sleep` does anything. Falling asleep and waking up take time in each step,
-            so it is worth it only where the update needs the engine's memory. GPU only.
+        share: of the GPU that is the engine's while it is awake.
+        sleeps: whether `sleep` does anything (on a GPU): only if an update needs the memory, since
+            it takes time in each step.
 
     Raises:
         ImportError: vLLM is not installed, or is the build for a GPU and there is none.
@@ -77,20 +70,40 @@ class VLLMSampler:
         tokenizer: PreTrainedTokenizerBase,
         max_length: int | None = None,
         dtype: torch.dtype = torch.float32,
-        gpu_memory_utilization: float = 0.3,
+        share: float = 0.3,
         sleeps: bool = True,
     ) -> None:
-        self.tokenizer, self.dtype, self.device = tokenizer, dtype, model.device
+        self.tokenizer, self.device = tokenizer, model.device
         self.eos_ids = eos_token_ids(model, tokenizer)
         self.max_length = max_length or max_positions(model)
-        self._start(model, gpu_memory_utilization, sleeps)
+        LLM, on_cpu = _import_vllm()
+        config = copy.deepcopy(model.config)
+        config.architectures = [type(without_adapter(model)).__name__]
+        self.sleeps, self.asleep = sleeps and not on_cpu, False
+        gpu_settings = {"gpu_memory_utilization": share, "enable_sleep_mode": self.sleeps}
+        settings = dict(CPU_SETTINGS) if on_cpu else gpu_settings
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            # Left to itself, vLLM would put the engine of every process on the first GPU.
+            settings["distributed_executor_backend"] = "external_launcher"
+        if VLLMSampler.running is not None:  # engines share global state
+            VLLMSampler.running.close()
+        with undisturbed():
+            self.llm = LLM(
+                _folder(config),
+                load_format="dummy",  # random weights, until the sync below
+                skip_tokenizer_init=True,  # tokens go in, tokens come out
+                dtype=dtype,
+                max_model_len=self.max_length,
+                # The default reports log-probs at temperature 1, whatever it samples at.
+                logprobs_mode="processed_logprobs",
+                generation_config="vllm",  # none of the checkpoint's sampling settings
+                **settings,
+            )
+        VLLMSampler.running = self
         self.sync(model)
 
     def sync(self, model: nn.Module) -> None:
-        """Take the updated weights, and forget all that was computed with the old ones.
-
-        Nothing is written to a file and no second copy of the model is made: vLLM reads the tensors
-        one by one and copies them into its own. An adapter is merged on the way, see adapters.py.
+        """Take the updated weights, tensor by tensor, and forget all computed with the old ones.
 
         Raises:
             InputError: vLLM could not load them. It has taken its layers apart by then and cannot
@@ -114,13 +127,9 @@ class VLLMSampler:
         self.asleep = False
 
     def sleep(self) -> None:
-        """Give the engine's memory to the update; the next `sync` wakes it. GPU only.
-
-        Level 2 drops the weights too, because `sync` sends all of them anyway: until then there is
-        nothing to generate with.
-        """
+        """Give the engine's memory to the update; the next `sync` wakes it. GPU only."""
         if self.sleeps and not self.asleep:
-            self.llm.sleep(level=2)
+            self.llm.sleep(level=2)  # drops the weights, too: `sync` sends all of them anyway
             self.asleep = True
 
     def generate(
@@ -133,8 +142,7 @@ class VLLMSampler:
     ) -> Rollouts:
         """n completions of each prompt. Arguments and errors: `TorchSampler.generate`.
 
-        The same seed gives the same rollouts, but not those of `TorchSampler`. Below a temperature
-        of 0.01 vLLM would sample at 0.01; the settings of a run refuse that.
+        Below a temperature of 0.01 vLLM would sample at 0.01; the settings of a run refuse that.
         """
         from vllm import SamplingParams
 
@@ -171,39 +179,6 @@ class VLLMSampler:
         ]
         return pack(prompts, completions, log_probs, self.eos_ids, self.tokenizer, self.device)
 
-    def _start(self, model: nn.Module, gpu_memory_utilization: float, sleeps: bool) -> None:
-        """Make the engine, with random weights."""
-        LLM, on_cpu = _import_vllm()
-        config = copy.deepcopy(model.config)
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        config.architectures = [type(base).__name__]
-        self.sleeps, self.asleep = sleeps and not on_cpu, False
-        settings = {
-            "gpu_memory_utilization": gpu_memory_utilization,
-            "enable_sleep_mode": self.sleeps,
-        }
-        if on_cpu:
-            settings = dict(CPU_SETTINGS)
-        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-            # Left to itself, vLLM would put the engine of every process on the first GPU.
-            settings["distributed_executor_backend"] = "external_launcher"
-        if VLLMSampler.running is not None:
-            VLLMSampler.running.close()
-        with undisturbed():
-            self.llm = LLM(
-                _folder(config),
-                load_format="dummy",
-                skip_tokenizer_init=True,  # tokens go in, tokens come out
-                dtype=self.dtype,
-                max_model_len=self.max_length,
-                # The default reports log-probs at temperature 1, whatever it samples at.
-                logprobs_mode="processed_logprobs",
-                generation_config="vllm",  # none of the checkpoint's sampling settings
-                seed=0,  # has no effect, because every request brings its own
-                **settings,
-            )
-        VLLMSampler.running = self
-
     def close(self) -> None:
         """End the engine and free its memory.
 
@@ -237,9 +212,7 @@ def _import_vllm() -> tuple[type, bool]:
         from vllm import LLM
         from vllm.platforms import current_platform
     except ImportError as error:
-        raise ImportError(
-            f"--sampler vllm: vLLM cannot be imported ({error}): {install}"
-        ) from error
+        raise ImportError(f"--sampler vllm: it cannot be imported ({error}): {install}") from error
     if not current_platform.device_type:
         raise ImportError(f"--sampler vllm: this vLLM needs a GPU and finds none: {install}")
     return LLM, current_platform.is_cpu()
@@ -248,17 +221,14 @@ def _import_vllm() -> tuple[type, bool]:
 def _folder(config: PreTrainedConfig) -> str:
     """A folder with the configuration and nothing else, named by a digest of its content.
 
-    vLLM finds the kernels that it has compiled by the name of the model's folder, among other
-    things. With a new name each time, every start would compile them again, for a minute.
+    By that name vLLM finds the kernels that it has compiled, which takes a minute.
     """
-    with tempfile.TemporaryDirectory() as fresh:
-        config.save_pretrained(fresh)
-        content = Path(fresh, "config.json").read_bytes()
-    name = f"pods-engine-{os.getuid()}-{hashlib.sha256(content).hexdigest()[:16]}"
-    folder = Path(tempfile.gettempdir(), name)
+    content = config.to_json_string()
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir(), f"pods-engine-{os.getuid()}-{digest}")
     folder.mkdir(exist_ok=True)
     part = folder / f"{os.getpid()}.part"
-    part.write_bytes(content)
+    part.write_text(content)
     part.replace(folder / "config.json")  # in one piece: another process may be reading it
     return str(folder)
 
@@ -267,8 +237,8 @@ def _folder(config: PreTrainedConfig) -> str:
 def undisturbed() -> Iterator[None]:
     """Restore afterwards what vLLM changes in the process that it shares with the trainer.
 
-    It seeds the random generators of Python, NumPy and torch, and draws from them; on a CPU it also
-    replaces `torch.set_num_threads` by a function that does nothing.
+    It seeds and uses the random generators of Python, NumPy and torch; on a CPU it also replaces
+    `torch.set_num_threads` by a function that does nothing.
     """
     python, numpy = random.getstate(), np.random.get_state()
     threads, set_num_threads = torch.get_num_threads(), torch.set_num_threads

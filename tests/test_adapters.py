@@ -13,7 +13,6 @@ from support.adapters import add_lora, dithered, merged_weights
 from support.errors import InputError
 from support.files import save_model
 from support.models import is_adapter, load_model
-from support.plan import Allocations
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
@@ -27,15 +26,11 @@ def test_a_fresh_adapter_changes_nothing_and_alone_is_trained(kind):
     assert all(weight.grad is not None for weight in wrapped.parameters() if weight.requires_grad)
 
 
-def test_the_seed_decides_the_adapter_and_the_random_state_is_left_alone():
-    def first(seed):
-        return next(iter(trained_weights(add_lora(random_model("qwen2"), 4, seed)).values()))
-
+def test_the_random_state_is_left_alone():
     model = random_model("qwen2")
     before = torch.get_rng_state()
     add_lora(model, 4, 1)
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(first(1), first(1)) and not torch.equal(first(1), first(2))
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -51,6 +46,15 @@ def test_merged_weights_are_those_of_a_plain_model_with_the_same_policy(tied, tm
     save_model(wrapped.get_base_model(), tiny.make_tokenizer(), tmp_path / "merged", merged)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert torch.equal(log_probs(loaded), log_probs(plain))
+
+
+def in_bfloat16():
+    """An adapter that has learned something, of a model that is stored in bfloat16."""
+    _, wrapped = adapted("qwen2")
+    for name, weight in wrapped.named_parameters():
+        if ".lora_" not in name:
+            weight.data = weight.data.bfloat16()
+    return wrapped
 
 
 def test_bfloat16_weights_are_merged_by_chance_so_that_on_average_nothing_is_lost():
@@ -71,10 +75,7 @@ def test_bfloat16_weights_are_merged_by_chance_so_that_on_average_nothing_is_los
 
 
 def test_an_adapter_of_a_bfloat16_model_is_merged_like_that():
-    _, wrapped = adapted("qwen2")
-    for name, weight in wrapped.named_parameters():
-        if ".lora_" not in name:
-            weight.data = weight.data.bfloat16()
+    wrapped = in_bfloat16()
     merged = dict(merged_weights(wrapped))
     assert all(weight.dtype == torch.bfloat16 for weight in merged.values())
     assert_equal(dict(merged_weights(wrapped)), merged)
@@ -88,39 +89,24 @@ def test_an_adapter_of_a_bfloat16_model_is_merged_like_that():
 def test_merged_weights_of_a_plain_model_are_its_own():
     model = random_model("llama")
     merged = dict(merged_weights(model))
-    assert all(torch.equal(merged[k], v) for k, v in model.state_dict().items())
     assert all(merged[k].data_ptr() == v.data_ptr() for k, v in model.state_dict().items())
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_without_pefts_own_casts_bits_are_the_same_and_less_is_kept(checkpointing):
-    """Under autocast they are a float32 copy of every input, cast back at once."""
-    results, kept = [], []
+def test_without_pefts_own_casts_bits_are_the_same():
+    """Under autocast they are a float32 copy of every input, kept, and cast back at once."""
+    results = []
     for casting in (False, True):
-        _, wrapped = adapted("qwen2")
-        for name, weight in wrapped.named_parameters():
-            if ".lora_" not in name:
-                weight.data = weight.data.bfloat16()
-        if checkpointing:
-            wrapped.gradient_checkpointing_enable({"use_reentrant": False})
+        wrapped = in_bfloat16()
         layers = [m for m in wrapped.modules() if hasattr(m, "cast_input_dtype_enabled")]
         assert len(layers) == 2 * 7 and not any(m.cast_input_dtype_enabled for m in layers)
         for layer in layers:
             layer.cast_input_dtype_enabled = casting
         ids, attention, mask = batch()
-        with Allocations() as allocations:
-            found = Policy(wrapped.train(), torch.bfloat16)(ids, attention, mask.shape[1])
-            found[mask].sum().backward()
-        kept.append(allocations.peak)
+        found = Policy(wrapped.train(), torch.bfloat16)(ids, attention, mask.shape[1])
+        found[mask].sum().backward()
         gradients = [p.grad for p in wrapped.parameters() if p.requires_grad]
         results.append([found.detach()[mask], *gradients])
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
-    assert kept[0] < kept[1]
-
-
-def test_a_model_without_the_projections_is_refused():
-    with pytest.raises(ValueError, match="not found in the base model"):
-        add_lora(random_model("gpt2"), 4)
 
 
 # ---- folders -------------------------------------------------------------------------------------
@@ -175,8 +161,8 @@ def test_an_adapters_files_are_checked_like_a_models(tmp_path):
 
 def test_projections_that_a_model_lacks_are_named(capsys):
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
-    add_lora(Phi3ForCausalLM(Phi3Config(vocab_size=19, **sizes, **heads)), rank=4)
+    config = Phi3Config(vocab_size=19, num_attention_heads=4, pad_token_id=0, **sizes)
+    add_lora(Phi3ForCausalLM(config), rank=4)
     said = capsys.readouterr().err
     assert "without q_proj, k_proj, v_proj, gate_proj, up_proj:" in said and "o_proj," not in said
     add_lora(random_model("llama"), rank=4)

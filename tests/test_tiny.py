@@ -43,12 +43,10 @@ def test_what_is_no_sum_is_unknown(tokenizer):
 def test_a_shipped_policy_is_an_ordinary_small_model_folder(name):
     folder = tiny.EMBEDDED[name]
     model, made = AutoModelForCausalLM.from_pretrained(folder), tiny.make_model(0)
-    assert f"{model.num_parameters():,} parameters" in tiny.make_model.__doc__
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     of_the_file = {"architectures", "dtype", "_name_or_path", "transformers_version"}
     ours, theirs = made.config.to_dict(), model.config.to_dict()
     assert {key for key in ours | theirs if ours.get(key) != theirs.get(key)} <= of_the_file
-    assert sum(file.stat().st_size for file in folder.iterdir()) < 1.3e6
     for file in folder.glob("*token*"):  # one tokenizer, whichever policy
         assert file.read_bytes() == (tiny.TINY_POLICY / file.name).read_bytes()
 
@@ -66,16 +64,8 @@ def test_a_rebuilt_policy_passes_the_gate_of_the_shipped_one():
     check_gate(error_breakdown(warm_start()))
 
 
-@pytest.mark.parametrize(
-    "breakdown",
-    [
-        {"right": 0.19, "inner carry": 0.81},
-        {"right": 0.46, "inner carry": 0.54},
-        {"right": 0.31, "inner carry": 0.66, "column": 0.03},
-    ],
-    ids=["rarely right", "too good", "wrong sums"],
-)
-def test_the_gate_rejects_what_would_learn_badly(breakdown):
-    with pytest.raises(ValueError, match="try another seed"):
-        check_gate(breakdown)
+def test_the_gate_rejects_what_would_learn_badly():
     check_gate({"right": 0.31, "inner carry": 0.36, "leading carry": 0.26, "column": 0.009})
+    for breakdown in ({"right": 0.19}, {"right": 0.46}, {"right": 0.31, "column": 0.03}):
+        with pytest.raises(ValueError, match="try another seed"):
+            check_gate(breakdown)

@@ -120,17 +120,13 @@ def test_smollm2_agrees_before_and_after_updates():
     prompts = [tasks.render(tokenizer, "What is 17 + 25? " * 9), tokenizer("The sky")["input_ids"]]
     assert BLOCK < max(map(len, prompts)) < BLOCK + 64
     sampler = VLLMSampler(model, tokenizer, max_length=256)
-
-    def difference(temperature):
-        return sampled_and_scored(sampler, model, prompts, 16, 6, temperature, scored=2)
-
+    request = (sampler, model, prompts, 16, 6)
     for temperature in TEMPERATURES:
-        assert difference(temperature) < 1e-3
+        assert sampled_and_scored(*request, temperature, scored=2) < 1e-3
     five_updates(model, lr=1e-4)
-    assert difference(1.0) > 1e-2
+    assert sampled_and_scored(*request, 1.0, scored=2) > 1e-2
     sampler.sync(model)
-    for temperature in TEMPERATURES:
-        assert difference(temperature) < 1e-3
+    assert sampled_and_scored(*request, 0.7, scored=2) < 1e-3
 
 
 # ---- what a call returns -------------------------------------------------------------------------
@@ -141,10 +137,10 @@ def test_every_eos_ends_a_completion_and_is_part_of_it(engine, monkeypatch):
     monkeypatch.setattr(sampler, "eos_ids", [0, 5, 7])
     rollouts = sampler.generate(PROMPTS, 16, 12, 1.0, 0)
     assert rollouts.completion_ids.shape[:2] == (3, 16) and rollouts.finished.any()
-    last = rollouts.completion_ids.gather(-1, rollouts.mask.sum(-1, keepdim=True) - 1)[..., 0]
     ends = torch.isin(rollouts.completion_ids, torch.tensor([0, 5, 7])) & rollouts.mask
     assert torch.equal(ends.sum(-1) == 1, rollouts.finished)
-    assert torch.equal(torch.isin(last, torch.tensor([0, 5, 7])), rollouts.finished)
+    last = ends.gather(-1, rollouts.mask.sum(-1, keepdim=True) - 1)[..., 0]
+    assert torch.equal(last, rollouts.finished)
     assert (rollouts.mask.sum(-1)[~rollouts.finished] == 12).all()
     assert (rollouts.log_probs[rollouts.mask] < 0).all()
 
@@ -186,24 +182,18 @@ def test_neither_rollouts_nor_prompts_nor_calls_share_random_numbers(engine):
 
 
 def test_random_states_and_threads_are_left_alone():
-    def seed():
+    def draws_after(function, *arguments):
         random.seed(1)
         np.random.seed(2)
         torch.manual_seed(3)
-
-    def draws():
+        function(*arguments)
         return random.random(), np.random.rand(), torch.rand(1).item(), torch.get_num_threads()
 
-    seed()
-    expected = draws()
-    model = long_model()
-    seed()
-    sampler = VLLMSampler(model, Words())
-    assert draws() == expected
-    seed()
-    sampler.generate(PROMPTS, 4, 4, 1.0, 0)
-    sampler.sync(model)
-    assert draws() == expected
+    model, expected = long_model(), draws_after(print)
+    assert draws_after(VLLMSampler, model, Words()) == expected
+    sampler = VLLMSampler.running
+    assert draws_after(sampler.generate, PROMPTS, 4, 4, 1.0, 0) == expected
+    assert draws_after(sampler.sync, model) == expected
     torch.set_num_threads(2)
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)

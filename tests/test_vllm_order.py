@@ -11,7 +11,6 @@ from conftest import TASK, Words, random_model, small
 
 import train
 from support.errors import InputError, explained
-from support.learner import Learner
 from support.rehearsal import precision
 from support.run import Run
 from support.settings import Config
@@ -57,7 +56,6 @@ def close_running() -> None:
 @pytest.fixture
 def vllm(monkeypatch, tmp_path):
     """Puts a package in vLLM's place, with an engine that only writes down, on this device."""
-
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def on(device: str) -> type[FakeEngine]:
@@ -78,7 +76,7 @@ def vllm(monkeypatch, tmp_path):
 
 def test_on_a_gpu_the_engine_sleeps_during_the_update_and_wakes_in_the_sync(vllm):
     events, model = vllm("cuda").events, random_model("qwen2")
-    sampler = VLLMSampler(model, Words(), gpu_memory_utilization=0.4)
+    sampler = VLLMSampler(model, Words(), share=0.4)
     load = f"reload_weights of {len(model.state_dict())}"
     assert events == ["start", load, "forget"]  # every weight that it has comes through a sync
     settings = sampler.llm.settings
@@ -118,13 +116,11 @@ def test_a_resumed_run_loads_its_checkpoint_while_the_engine_sleeps(vllm, tmp_pa
 
 
 def test_moments_are_made_when_activations_have_given_back_their_memory(monkeypatch, tmp_path):
-    events, finish = [], Learner.finish_gradient
+    events, step = [], torch.optim.AdamW.step
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty"))
-    monkeypatch.setattr(
-        Learner, "finish_gradient", lambda self: (finish(self), events.append("finished"))[0]
-    )
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: events.append("step") or step(self))
     train.train(small(steps=2), tmp_path / "run")
-    assert events == ["empty", "finished", "finished"]  # AdamW's step comes next
+    assert events == ["empty", "step", "step"]
 
 
 def test_on_a_gpu_vllm_computes_in_bfloat16_unless_told(monkeypatch):
@@ -158,8 +154,7 @@ def test_a_cache_that_was_not_emptied_is_an_error(vllm):
 
 def test_a_process_has_one_engine_at_a_time(vllm):
     events, model = vllm("cpu").events, random_model("qwen2")
-    first = VLLMSampler(model, Words())
-    second = VLLMSampler(model, Words())
+    first, second = (VLLMSampler(model, Words()) for _ in range(2))
     assert [event for event in events if event in ("start", "end")] == ["start", "end", "start"]
     with pytest.raises(RuntimeError, match="another one was made"):
         first.generate([[3, 1]], 2, 4, 1.0, 0)
