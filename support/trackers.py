@@ -19,12 +19,8 @@ from support.errors import InputError
 def connect(name: str, folder: Path, settings: dict, next_step: int) -> tuple[Callable, Callable]:
     """What sends a row, and what sends all that is left.
 
-    Args:
-        name: tensorboard (files in the run's folder), wandb or trackio.
-        folder: of the run; the file `tracker` keeps the run's name at wandb or trackio.
-
-    Raises:
-        InputError: the tracker refuses: no account, no network.
+    TensorBoard writes files into the run's folder; its file `tracker` keeps the run's name at the
+    others. InputError: the tracker refuses, for want of an account or a network.
     """
     try:
         if name == "tensorboard":

@@ -7,8 +7,8 @@ from conftest import Words, metrics
 from grpo import group_advantages
 from pods import RULES
 from rollouts import pack
-from support import groups
-from support.groups import logged, steps_between, telling
+from support import page
+from support.page import logged, steps_between, telling
 from support.tasks import Problem
 
 # rewards, kept -> best and worst kept, best and worst left out; of equal ones the first is best.
@@ -76,8 +76,8 @@ def test_a_long_run_writes_its_texts_ever_more_rarely(monkeypatch):
     written = {step: steps_between(step, text) for step in range(1, 1_000_001, 99)}
     assert written[1] == 1 and max(written.values()) == 32
     bytes_of_all = sum(99 * 1020 / every for every in written.values())
-    assert bytes_of_all < 4 * groups.TEXT_BYTES
-    monkeypatch.setattr(groups, "TEXT_BYTES", 100)
+    assert bytes_of_all < 4 * page.TEXT_BYTES
+    monkeypatch.setattr(page, "TEXT_BYTES", 100)
     assert one_step()["rollouts"] == [] and one_step()["groups"]
 
 

@@ -14,7 +14,7 @@ from conftest import ROOT
 from grpo import group_advantages
 from pods import RULES
 from support import page
-from support.page import TEMPLATE, write_page
+from support.page import TEMPLATE, page_of
 
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="needs Node.js")
@@ -138,6 +138,12 @@ def made_run(folder: Path, steps=3, groups=2, texts=("<think>1+1=2</think>",)) -
     config = {"n": 8, "m": 4, "rule": "max_variance", "select_by": "total", "task": "sums"}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def write_page(folder: Path) -> Path:
+    path = folder / "view.html"
+    path.write_text(page_of(folder))
+    return path
 
 
 def data_of(path: Path) -> dict:

@@ -22,9 +22,8 @@ from conftest import (
 
 import train
 from support import evaluation
-from support.files import checkpoints, load_checkpoint
-from support.processes import Processes
-from support.stopping import SIGNALS, StopSignal
+from support.processes import SIGNALS, Processes, StopSignal
+from support.storage import checkpoints, load_checkpoint
 
 
 def resume(out, *arguments: object) -> int:

@@ -11,11 +11,18 @@ from conftest import assert_equal, flags, log_probs, metrics, small, trained_wei
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from support import files, tiny
+from support import storage, tiny
 from support.errors import InputError
-from support.files import checkpoints, load_checkpoint, read_rows, save_checkpoint, save_model
 from support.run import Run
-from support.storage import Folder, Progress
+from support.storage import (
+    Folder,
+    Progress,
+    checkpoints,
+    load_checkpoint,
+    read_rows,
+    save_checkpoint,
+    save_model,
+)
 
 # ---- files ---------------------------------------------------------------------------------------
 
@@ -82,7 +89,7 @@ def test_a_model_is_replaced_by_a_whole_one_or_not_at_all(tmp_path, monkeypatch)
 def test_numbers_that_json_does_not_have_are_null():
     row = {"step": 1, "loss": math.nan, "seconds": {"update": math.inf}, "name": "NaN"}
     assert (
-        files.json_line(row)
+        storage.json_line(row)
         == '{"step": 1, "loss": null, "seconds": {"update": null}, "name": "NaN"}\n'
     )
 
@@ -104,7 +111,7 @@ def test_the_last_line_of_a_log_may_be_half_but_no_other(tmp_path):
 def test_a_full_disk_is_said_with_the_name_of_the_file():
     """The system's own error has none where a file is open already."""
     with pytest.raises(OSError, match=r"^cannot write /dev/full: No space left on device$"):
-        files.append_rows(Path("/dev/full"), [{"step": 1}])
+        storage.append_rows(Path("/dev/full"), [{"step": 1}])
 
 
 # ---- the folder ----------------------------------------------------------------------------------

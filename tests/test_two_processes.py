@@ -31,8 +31,8 @@ from two_processes import CASES, KINDS, SMALL, arguments, evaluated, gradients
 
 import train
 from support.adapters import add_lora
-from support.files import checkpoints, load_checkpoint
 from support.models import load_model
+from support.storage import checkpoints, load_checkpoint
 
 
 def torchrun(*arguments: object) -> list[str]:
