@@ -195,11 +195,9 @@ def parsed(line: str) -> dict:
 
 
 if __name__ == "__main__":
-    if not 2 <= len(sys.argv) <= 3:
-        sys.exit("usage: python -m support.page RUN_FOLDER [PAGE]")
-    folder = Path(sys.argv[1])
+    folder, *given = map(Path, sys.argv[1:3] or ["."])
     if not any(folder.glob("*.jsonl")):
-        sys.exit(f"support.page: {folder} holds no run, that is, no logs")
-    page = Path(*sys.argv[2:]) if sys.argv[2:] else folder / "view.html"
+        sys.exit(f"{folder} holds no logs; usage: python -m support.page RUN_FOLDER [PAGE]")
+    page = given[0] if given else folder / "view.html"
     page.write_text(page_of(folder))
     print(page)

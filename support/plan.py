@@ -63,9 +63,9 @@ def longest(shape: PreTrainedConfig, config: Config) -> tuple[int, int]:
 
 
 def sizes_of(shape: PreTrainedConfig, config: Config) -> nn.Module:
-    """The model that `config` trains, with sizes alone: PyTorch takes it for a model on a CPU.
+    """The model that `config` trains, with sizes alone. PyTorch takes it for a model on a CPU:
 
-    (For the meta device PyTorch chooses other kernels: attention would make all S*S scores.)
+    for the meta device it chooses other kernels, and attention would make all S*S scores.
     """
     # As in a run, what is trained is stored in float32, and the rest in the dtype of computation.
     stored = getattr(torch, config.dtype) if config.lora_rank else torch.float32

@@ -64,7 +64,7 @@ class Folder:
     def __init__(self, path: Path, run: Run) -> None:
         self.path, self.run = Path(path), run
         self.processes, self.config = run.processes, run.config
-        self._tracker = None
+        self._send, self._close = lambda row: None, lambda: None  # no tracker
 
     # -- the beginning
 
@@ -90,7 +90,8 @@ class Folder:
         reason = "the system has none"
         try:
             if fcntl:
-                return fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
         except BlockingIOError as error:
             message = f"--out {self.path}: another process is still writing there"
             raise InputError(message) from error
@@ -106,7 +107,8 @@ class Folder:
 
             next_step = progress.step + 1 if progress.rows else 0
             work = partial(connect, self.config.tracker, self.path, settings, next_step)
-            self._tracker = self.processes.on_first(work, send=False)
+            if tracker := self.processes.on_first(work, send=False):
+                self._send, self._close = tracker
         text = json.dumps(settings, indent=1)
         self.processes.on_first(partial(write_atomically, self.path / "config.json", text))
 
@@ -173,9 +175,7 @@ class Folder:
         def write() -> None:
             for name, rows in {"metrics": [row], **others}.items():
                 append_rows(self.path / f"{name}.jsonl", rows)
-            if self._tracker:
-                send, _ = self._tracker
-                send(row)
+            self._send(row)
 
         self.processes.on_first(write)
 
@@ -196,9 +196,7 @@ class Folder:
         """Write a checkpoint and the models, send what the tracker has left, let others write."""
         self.save(progress)
         self.save_models()
-        if self._tracker:
-            _, close = self._tracker
-            close()
+        self._close()
         if self.processes.first:
             self.lock.close()
 
@@ -225,8 +223,8 @@ class Folder:
         # Tied weights are written once.
         twice = {name for name, _ in model.named_parameters(remove_duplicate=False)} - names
         whole_weights = self.processes.gathered(pair for pair in weights if pair[0] not in twice)
-        work = partial(save_model, model, self.run.tokenizer, self.path / name, whole_weights)
-        self.processes.on_first(work)
+        to = self.path / name
+        self.processes.on_first(partial(save_model, model, self.run.tokenizer, to, whole_weights))
 
 
 # ---- files that are whole or not there -----------------------------------------------------------

@@ -133,14 +133,13 @@ def test_signals_that_are_ignored_stay_so():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_second_ctrl_c_leaves_at_once(tmp_path, monkeypatch, capsys):
+def test_second_ctrl_c_leaves_at_once(tmp_path, monkeypatch):
     def twice(run, step: int):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(train, "train_step", twice)
     assert train.main(flags(out=tmp_path / "run")) == 130
-    assert "stopped at once" in capsys.readouterr().err
     assert not (tmp_path / "run" / "model").exists()  # that would have been the slow way out
 
 
