@@ -19,8 +19,8 @@ from support.errors import InputError
 def connect(name: str, folder: Path, settings: dict, next_step: int) -> tuple[Callable, Callable]:
     """What sends a row, and what sends all that is left.
 
-    TensorBoard writes files into the run's folder; its file `tracker` keeps the run's name at the
-    others. InputError: the tracker refuses, for want of an account or a network.
+    TensorBoard's files are in the run's folder; for the others a file `tracker` there keeps the
+    run's name. InputError: the tracker refuses, for want of an account or a network.
     """
     try:
         if name == "tensorboard":

@@ -80,34 +80,28 @@ def test_what_is_alive_at_once_is_counted_and_views_are_not():
 
 
 @pytest.mark.parametrize(("kind", "rank", "checkpointing", "dtype"), CASES)
-def test_an_update_is_planned_with_the_bytes_of_the_real_one(
+def test_an_update_is_planned_with_the_bytes_of_the_real_one_and_these_are_what_autograd_saves(
     kind, rank, checkpointing, dtype, many_chunks
 ):
     model, shape, config = small(kind, rank, checkpointing, dtype)
-    planned = update_bytes(sizes_of(shape, config), config, 8)
-    with Allocations() as allocations:
-        for weight in model.parameters():
-            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
-        policy(model, config)(*padded(8), T).sum().backward()
-    assert planned == pytest.approx(allocations.peak, rel=0.02)
-
-
-@pytest.mark.parametrize(("kind", "rank", "checkpointing", "dtype"), CASES)
-def test_what_is_counted_after_the_forward_pass_is_what_autograd_saves(
-    kind, rank, checkpointing, dtype, many_chunks
-):
-    model, _, config = small(kind, rank, checkpointing, dtype)
-    inputs, saved = padded(8), {}
-    there, small_ones = [*model.parameters(), *inputs], list(model.buffers())
+    inputs, saved, small_ones = padded(8), {}, list(model.buffers())
+    there = [*model.parameters(), *inputs]
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
     own = {tensor.untyped_storage().data_ptr() for tensor in there + small_ones}
 
     def pack(tensor):
         saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    with Allocations() as allocations, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        log_probs = policy(model, config)(*inputs, T)
-    kept = allocations.now - sum(tensor.nbytes for tensor in there) - log_probs.nbytes
+    with Allocations() as allocations:
+        for weight in trained:
+            weight.grad = torch.zeros_like(weight)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            log_probs = policy(model, config)(*inputs, T)
+        kept = allocations.now - sum(x.nbytes for x in there + trained) - log_probs.nbytes
+        log_probs.sum().backward()
+    planned = update_bytes(sizes_of(shape, config), config, 8)
+    assert planned == pytest.approx(allocations.peak, rel=0.02)
     # Checkpointed layers hold the mask, positions and rotary angles, out of sight of the hooks.
     unseen = sum(tensor.nbytes for tensor in small_ones)
     unseen += 8 * S * (S + 8 + 2 * 16 * 4) if checkpointing else 0
