@@ -4,24 +4,13 @@
     python -m support.page runs/...                       # view.html of a run that is going on
     python -m support.page runs/... docs/explore.html     # written somewhere else
 
-A row of groups.jsonl is one prompt of one step (1.6 kB for n = 64 and m = 16, 6 kB for n = 256):
+A row of groups.jsonl is one prompt of one step: its n rewards, the m kept, their advantages. A row
+of rollouts.jsonl is one rollout with its text, of up to four in a group: best and worst kept, best
+and worst left out; among equal rewards the first counts as best. docs/questions.md has all columns.
 
-    step, group           which prompt of the step, counted over all processes
-    prompt, answer        what was asked, and the reference
-    rewards               [n] the total of each rollout
-    parts                 [n] for each part of the reward, by its name
-    lengths, finished     [n] tokens with EOS; 1 if the rollout ended with EOS, 0 if it was cut off
-    kept, advantages      [m] indices, ascending, and the advantage of each of these
-
-A row of rollouts.jsonl is one rollout with its text: step, group, index (in the group), prompt,
-answer, completion, finished, the parts with `total`, kept. A group has up to four such rows: best
-and worst kept, best and worst left out; among equal rewards the first counts as best. Numbers in
-groups.jsonl have 4 digits.
-
-The page is support/view.html with the run's config.json and logs in it; a double click opens it,
-without server or network. However long the run is, it stays small and says what it leaves out: of a
-large file only every 2nd, 4th, ... step is taken, of a step the first groups, of a long text the
-beginning and the end.
+The page is support/view.html with the run's config.json and logs in it. However long the run is, it
+stays small and says what it leaves out: of a large file only every 2nd, 4th, ... step is taken, of
+a step the first groups, of a long text the beginning and the end.
 
 Model output is hostile. It stands in a block of JSON, which no `<` can end; the script never makes
 HTML of it; the page's policy (CSP) allows this script and style by their hashes, and nothing else.

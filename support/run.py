@@ -33,15 +33,14 @@ class Run:
 
     With `train=False` only what an evaluation needs: no learner and no training data.
 
+    InputError: model, data, reward or settings that do not go together.
+
     Attributes:
         processes, model, tokenizer, learner, sampler: see their modules.
         eval_data, train_data: `Data`, the former by the name of its task.
         max_new_tokens: T, the longest completion.
         opens_think: whether the prompts end in an open <think>.
         seconds: of this step's phases, see `clock`.
-
-    Raises:
-        InputError: model, data, reward or settings that do not go together.
     """
 
     def __init__(self, config: Config, train: bool = True) -> None:
