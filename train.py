@@ -35,6 +35,7 @@ if __name__ == "__main__":
 import json
 import math
 from functools import partial
+from shlex import quote
 
 import torch
 import transformers
@@ -43,18 +44,16 @@ from tqdm import tqdm
 from grpo import group_advantages, grpo_loss, importance_weights
 from pods import down_sample
 from rollouts import Rollouts
-from support.errors import InputError, explained
+from support.errors import RANK, InputError, explained
 from support.evaluation import evaluate, held_out, not_finite, report, save_completions
-from support.files import new_folder, shell, write_atomically
-from support.groups import logged
 from support.learner import Learner, MicroBatch
+from support.page import logged
 from support.presets import machine_for, parse
-from support.processes import RANK, Largest, combined
+from support.processes import Largest, StopSignal, combined, lasting_output
 from support.rehearsal import Rehearsal
 from support.run import Run
 from support.settings import Config, as_flags
-from support.stopping import StopSignal, lasting_output
-from support.storage import Folder
+from support.storage import Folder, new_folder, write_atomically
 
 FAILURES = 3  # gradients in a row that are not finite end a run
 
@@ -107,7 +106,7 @@ def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
                 folder.save_models()
                 raise InputError(
                     f"{FAILURES} gradients in a row were not finite: start a new run with a lower "
-                    f"--lr, from the weights before these: --model {shell(folder.path / 'model')}"
+                    f"--lr, from the weights before these: --model {quote(f'{folder.path}/model')}"
                 )
             if progress.step - saved >= config.save_every and not failed:
                 folder.save(progress)
@@ -119,7 +118,7 @@ def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
     if stop.stopped:
         N = run.processes.count
         start = "python" if N == 1 else f"the same launcher ({N} processes) and"
-        print(f"stopped; go on with: {start} train.py --resume --out {shell(folder.path)}")
+        print(f"stopped; go on with: {start} train.py --resume --out {quote(str(folder.path))}")
         raise SystemExit(stop.exit_code)
     return progress.rows
 

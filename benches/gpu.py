@@ -34,11 +34,11 @@ from benches.update import full_rollouts
 from rollouts import Rollouts
 from support.errors import InputError
 from support.evaluation import evaluate
-from support.files import read_rows
 from support.plan import IN_GENERATION, IN_UPDATE, architecture, longest, plan
 from support.presets import this_machine
 from support.run import PHASES, Run
 from support.settings import Config, as_flags
+from support.storage import read_rows
 
 PRESET = ("--preset", "gsm8k-qwen2.5-3b-l40s", "--model", "Qwen/Qwen2.5-0.5B-Instruct")
 SEVERAL = int(os.environ.get("WORLD_SIZE", "1")) > 1

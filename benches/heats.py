@@ -29,9 +29,9 @@ import train
 from benches.measure import OTHERS
 from benches.standings import Arm, Trace
 from support.evaluation import evaluate
-from support.files import write_atomically
 from support.run import PHASES, Run
 from support.settings import Config
+from support.storage import write_atomically
 
 # Of an evaluation: right as read, right anywhere in the text, right among those that ended.
 EVALUATED = ("accuracy", "lenient_accuracy", "finished_accuracy", "truncated", "completion_length")

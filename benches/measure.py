@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from support import presets, settings
 from support.errors import InputError
-from support.files import write_atomically
+from support.storage import write_atomically
 
 QUIET = 0.5  # cores that other processes may keep busy while something is measured
 

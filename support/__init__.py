@@ -2,8 +2,8 @@
 
     a run           settings  presets  run  data  models  adapters  learner  evaluation
     before it       rehearsal  plan  errors
-    on disk         storage  files  groups  page  trackers
-    more            processes  stopping  vllm  own_reward
+    on disk         storage  page  trackers
+    more            processes  vllm  own_reward
     problems        tasks  arithmetic  tiny
 
 Nothing here imports train.py or bench.py.

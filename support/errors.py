@@ -14,9 +14,14 @@ class InputError(ValueError):
     """Something the user can mend; shown as one line, exit code 2."""
 
 
+# torchrun sets all four. A cluster may set one of them, which says nothing about this program.
+LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+RANK = int(os.environ["RANK"]) if LAUNCHED else 0  # the number of this process
+
+
 def say(line: str) -> None:
     """Print to stderr, since stdout belongs to the results; one of several processes speaks."""
-    if os.environ.get("RANK", "0") == "0":
+    if RANK == 0:
         print(line, file=sys.stderr)
 
 

@@ -16,8 +16,8 @@ from tqdm import tqdm
 
 from rewards import extract_answer, lenient_accuracy
 from support.data import Data, derived_seed
-from support.files import json_line, write_atomically, writing
 from support.run import PHASES, Run
+from support.storage import json_line, write_atomically, writing
 
 
 def held_out(run: Run, row: dict, folder: Path) -> dict:

@@ -1,11 +1,16 @@
-"""A run on one page: view.html in its folder; a double click opens it, without server or network.
+"""What a run shows of its groups: logs of all rewards and some texts, and a page to look at them.
 
-    python -m support.page runs/...                       # of a run that was stopped or is going on
+    logs = logged(run.processes, step, problems, rollouts, parts, keep, advantages)
+    python -m support.page runs/...                       # view.html of a run that is going on
     python -m support.page runs/... docs/explore.html     # written somewhere else
 
-The page is support/view.html with the run's config.json and logs in it, as far as they are there.
-However long the run is, it stays small and says what it leaves out: of a large file only every 2nd,
-4th, ... step is taken, of a step the first groups, of a long text the beginning and the end.
+A row of groups.jsonl is one prompt of one step: its n rewards, the m kept, their advantages. A row
+of rollouts.jsonl is one rollout with its text, of up to four in a group: best and worst kept, best
+and worst left out; among equal rewards the first counts as best. docs/questions.md has all columns.
+
+The page is support/view.html with the run's config.json and logs in it. However long the run is, it
+stays small and says what it leaves out: of a large file only every 2nd, 4th, ... step is taken, of
+a step the first groups, of a long text the beginning and the end.
 
 Model output is hostile. It stands in a block of JSON, which no `<` can end; the script never makes
 HTML of it; the page's policy (CSP) allows this script and style by their hashes, and nothing else.
@@ -14,14 +19,20 @@ HTML of it; the page's policy (CSP) allows this script and style by their hashes
 import base64
 import hashlib
 import json
+import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from support.files import write_atomically
+import torch
 
+from rollouts import Rollouts
+from support.processes import Processes, combined
+from support.tasks import Problem
+
+TEXT_BYTES = 50_000_000  # while a run's texts fit into this, those of every step are written
 TEMPLATE = Path(__file__).with_name("view.html")
 STEPS = 500  # the most that a page has, besides the last one
 GROUPS = 8  # of a step
@@ -30,15 +41,80 @@ CHARACTERS = 20_000  # of a text
 # How a log's rows begin: those that are not wanted are not read any further.
 BEGINNING = re.compile(r'\{"step": (\d+)(?:, "group": (\d+))?')
 
+# ---- the logs ------------------------------------------------------------------------------------
 
-def write_page(folder: Path, page: Path | None = None) -> Path:
-    """Write the page of the run in `folder`, to view.html there or to `page`; returns its path."""
-    page, text = page or folder / "view.html", TEMPLATE.read_text()
+
+def logged(
+    processes: Processes,
+    step: int,
+    problems: Sequence[Problem],
+    rollouts: Rollouts,
+    parts: Mapping[str, Sequence[float]],
+    keep: torch.Tensor,
+    advantages: torch.Tensor,
+) -> dict[str, list[dict]]:
+    """The step's rows of groups.jsonl and of rollouts.jsonl, of all processes.
+
+    Args:
+        problems, rollouts, keep, advantages: of this process: P, [P, n], [P, m], [P, m].
+        parts: what `score` returned: P*n numbers for each name, `total` among them.
+    """
+    n = rollouts.mask.shape[1]
+    lengths, finished = rollouts.mask.sum(-1).tolist(), rollouts.finished.int().tolist()
+    groups, texts = [], []
+    for p, problem in enumerate(problems):
+        own = {name: short(values[p * n : (p + 1) * n]) for name, values in parts.items()}
+        rewards, kept = own.pop("total"), keep[p].tolist()
+        head = {"step": step, "group": p + processes.rank * len(problems)}
+        asked = {"prompt": problem.prompt, "answer": problem.answer}
+        row = head | asked | {"rewards": rewards, "parts": own, "lengths": lengths[p]}
+        row |= {"finished": finished[p], "kept": kept, "advantages": short(advantages[p].tolist())}
+        groups.append(row)
+        for i in telling(rewards, kept):
+            row = head | {"index": i} | asked | {"completion": rollouts.texts[p][i]}
+            row |= {"finished": bool(finished[p][i])}
+            row |= {name: values[p * n + i] for name, values in parts.items()}
+            texts.append(row | {"kept": i in kept})
+    logs = combined(processes.gather({"groups": groups, "rollouts": texts}))
+    # Decided by the step and its texts alone, so that a resumed run decides as the first one did.
+    if step % steps_between(step, logs["rollouts"]):
+        logs["rollouts"] = []
+    return logs
+
+
+def telling(rewards: Sequence[float], kept: Sequence[int]) -> list[int]:
+    """The rollouts whose texts show what was selected: the ends of the kept and of the others."""
+    order = sorted(range(len(rewards)), key=lambda i: (-rewards[i], i))
+    inside = [i for i in order if i in kept]
+    outside = [i for i in order if i not in kept]
+    return list(dict.fromkeys(inside[:1] + inside[-1:] + outside[:1] + outside[-1:]))
+
+
+def steps_between(step: int, texts: Sequence[dict]) -> int:
+    """1 while the texts of all steps so far, each as long as these, fit into TEXT_BYTES.
+
+    Then 2, 4, ...: a run of twice as many steps has 25 MB more.
+    """
+    excess = step * sum(len(json.dumps(row)) + 1 for row in texts) / TEXT_BYTES
+    return 2 ** math.ceil(math.log2(excess)) if excess > 1 else 1
+
+
+def short(numbers: Sequence[float]) -> list[float]:
+    """Rounded to 4 digits; 1 for 1.0, which saves a third of the file."""
+    rounded = (round(number, 4) for number in numbers)
+    return [int(number) if number % 1 == 0 else number for number in rounded]
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+
+def page_of(folder: Path) -> str:
+    """The page of the run in `folder`."""
+    text = TEMPLATE.read_text()
     allowed = [f"{tag}-src {sha256(text, tag)}" for tag in ("script", "style")]
     policy = "; ".join(["default-src 'none'", *allowed])
     data = json.dumps(run_data(folder), separators=(",", ":")).replace("<", "\\u003c")
-    write_atomically(page, text.replace("__POLICY__", policy, 1).replace("__DATA__", data, 1))
-    return page
+    return text.replace("__POLICY__", policy, 1).replace("__DATA__", data, 1)
 
 
 def sha256(html: str, tag: str) -> str:
@@ -108,8 +184,9 @@ def parsed(line: str) -> dict:
 
 
 if __name__ == "__main__":
-    if not 2 <= len(sys.argv) <= 3:
-        sys.exit("usage: python -m support.page RUN_FOLDER [PAGE]")
-    if not any(Path(sys.argv[1]).glob("*.jsonl")):
-        sys.exit(f"support.page: {sys.argv[1]} holds no run, that is, no logs")
-    print(write_page(*map(Path, sys.argv[1:])))
+    folder, *given = map(Path, sys.argv[1:3] or ["."])
+    if not any(folder.glob("*.jsonl")):
+        sys.exit(f"{folder} holds no logs; usage: python -m support.page RUN_FOLDER [PAGE]")
+    page = given[0] if given else folder / "view.html"
+    page.write_text(page_of(folder))
+    print(page)

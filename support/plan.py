@@ -3,8 +3,7 @@
     print(dry_run(config, machine))           # the memory of a process, as a table
     vllm_sleeps = settle(config, machine)     # chooses --micro-batch where it is left open
 
-Memory limits an update, and is one reason why PODS trains on m of n rollouts. Here it is counted: a
-micro-batch runs forward and backward on tensors that have sizes and no content (PyTorch's
+A micro-batch runs forward and backward on tensors that have sizes and no content (PyTorch's
 FakeTensorMode), and the bytes of each tensor count for as long as it lives. That finds activations,
 what checkpointing computes again, logits, bfloat16 copies of weights, and the second set of
 gradients that the backward pass holds where prompts are read once. Left out: time; vLLM on a CPU.
@@ -52,24 +51,21 @@ def architecture(name: str) -> PreTrainedConfig:
 def longest(shape: PreTrainedConfig, config: Config) -> tuple[int, int]:
     """S and T of the longest sequence: as asked for, or what the model's positions leave.
 
-    Raises:
-        InputError: --max-new-tokens leaves no position for a prompt.
+    InputError: --max-new-tokens leaves no position for a prompt.
     """
     T = config.max_new_tokens or 512
     S = config.max_prompt_tokens + T
     S = min(S, getattr(shape.get_text_config(), "max_position_embeddings", None) or S)
     if config.max_new_tokens and S <= T:
-        raise InputError(
-            f"--max-new-tokens {T} and a prompt do not fit the model's {S} positions: lower "
-            "--max-new-tokens"
-        )
+        reason = f"--max-new-tokens {T} and a prompt do not fit the model's {S} positions"
+        raise InputError(f"{reason}: lower --max-new-tokens")
     return S, min(T, S - 1)
 
 
 def sizes_of(shape: PreTrainedConfig, config: Config) -> nn.Module:
-    """The model that `config` trains, with sizes alone: PyTorch takes it for a model on a CPU.
+    """The model that `config` trains, with sizes alone. PyTorch takes it for a model on a CPU:
 
-    (For the meta device PyTorch chooses other kernels: attention would make all S*S scores.)
+    for the meta device it chooses other kernels, and attention would make all S*S scores.
     """
     # As in a run, what is trained is stored in float32, and the rest in the dtype of computation.
     stored = getattr(torch, config.dtype) if config.lora_rank else torch.float32
@@ -138,8 +134,7 @@ def update_bytes(model: nn.Module, config: Config, b: int) -> int:
 def plan(config: Config, machine: Machine) -> dict[str, int]:
     """Bytes of a process, by what they are for; `in generation` and `in the update` are sums.
 
-    Raises:
-        InputError: no config.json can be had, or what is computed depends on the content.
+    InputError: no config.json can be had, or what is computed depends on the content.
     """
     b = min(config.prompts_per_step * config.m, config.micro_batch or DEFAULT)
     try:
@@ -174,8 +169,7 @@ def plan(config: Config, machine: Machine) -> dict[str, int]:
 def settle(config: Config, machine: Machine) -> bool:
     """Choose `--micro-batch` where it is left open: 64, or the largest half of a half that fits.
 
-    Returns:
-        Whether vLLM must sleep during updates, because there is not enough memory for both.
+    Returns whether vLLM must sleep during updates, because there is no memory for both.
     """
     given, usable = config.micro_batch, USABLE * machine.memory
     config.micro_batch = given or DEFAULT

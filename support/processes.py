@@ -1,4 +1,4 @@
-"""Several processes that train one policy: who is who, what is exchanged, who writes.
+"""The processes that train one policy: what they exchange, who writes and speaks, what stops them.
 
     torchrun --nproc-per-node 8 -- train.py --preset gsm8k-qwen2.5-3b-h100 [--shard]
 
@@ -8,53 +8,52 @@
     policy = processes.shard(policy)              # instead of these two: FSDP2
     rows = processes.gather({"reward": 0.4})      # everyone's, to everyone
     processes.on_first(write_file)                # one process writes, all learn how it went
+    with StopSignal(processes) as stop:           # Ctrl-C, SIGTERM, a scheduler's warning, ...
+        while not stop.asked(): ...               # the same answer in all processes
 
 Each process has its own prompts, random numbers and sampler; all that they share is the gradient.
 This is plain torch.distributed, the same code over gloo on CPUs and NCCL on GPUs.
 
-It is not DistributedDataParallel: DDP keeps gradients in buffers of its own, and micro-batches
-whose gradients are not sent yet add up beside those buffers, so each gradient is held twice. Here
-gradients add up in place and are averaged once, after the last micro-batch. The price is that DDP
-would send the first gradients while the others are still computed: for a 3B model (12 GB of
-gradients) over NVLink that is by arithmetic about 0.1 s of a step of 13 s.
-
-Left out: pipeline and tensor parallelism, which no model of the paper's size needs for training.
+It is not DistributedDataParallel, which holds each gradient twice: in buffers of its own, and
+beside them while micro-batches add up. Here they add up in place and are averaged once. The price
+is that DDP would send the first ones while others are still computed: by arithmetic about 0.1 s of
+a step of 13 s (3B model, NVLink). Left out: pipeline and tensor parallelism.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
+from typing import TextIO
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from tqdm import tqdm
 
 from logprobs import whole
-from support.errors import InputError
+from support.errors import LAUNCHED, RANK, InputError
 
-# A launcher sets all four. A cluster may set one of them, which says nothing about this program.
-LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
-# The number of this process, which is needed before the processes have found each other.
-RANK = int(os.environ["RANK"]) if LAUNCHED else 0
+# A closed terminal sends SIGHUP, Slurm warns by SIGUSR1 or SIGUSR2, SIGXCPU says that the limit of
+# CPU time is near. Windows has only the first two.
+NAMES = "SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"
+SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 
 
 class Processes:
-    """The processes of one run. With one, every method is the obvious nothing.
-
-    Attributes:
-        rank, count: which one this is, of how many.
-        first: whether it is the one that writes files and speaks.
-        device: where its model is.
-    """
+    """The processes of one run. With one, every method is the obvious nothing."""
 
     def __init__(self) -> None:
-        self.rank = RANK
-        self.count = int(os.environ["WORLD_SIZE"]) if LAUNCHED else 1
-        self.first = self.rank == 0
-        self.device = torch.device("cpu")
+        self.rank, self.count = RANK, int(os.environ["WORLD_SIZE"]) if LAUNCHED else 1
+        self.first = RANK == 0  # it writes files and speaks
+        self.device = torch.device("cpu")  # of the model
         if torch.cuda.is_available():
             local = int(os.environ.get("LOCAL_RANK", "0")) if LAUNCHED else 0
             self.device = torch.device("cuda", local)
@@ -62,30 +61,23 @@ class Processes:
         # A group of one process is not ours: vLLM makes one, even alone.
         if self.count > 1 and not dist.is_initialized():
             # Small things are exchanged by CPU, gradients by GPU. The timeout is long because all
-            # others wait while the first process writes a large model, perhaps to a slow disk.
+            # others wait while the first process writes a large model to a slow disk.
             backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=timedelta(hours=2))
 
     # -- one policy, one gradient
 
     def equalise(self, model: nn.Module) -> None:
-        """Give all processes the first one's weights; equal steps keep them equal.
-
-        Without this, a folder that differs between two machines would train two policies.
-        """
+        """Give all the first one's weights, or folders that differ would train two policies."""
         if self.count > 1:
             for tensor in [*model.parameters(), *model.buffers()]:
                 dist.broadcast(tensor.detach(), src=0)
 
     def average_gradients(self, weights: Iterable[nn.Parameter]) -> None:
-        """Every gradient becomes the mean of all processes' gradients.
+        """Every gradient becomes the mean of all processes' gradients, in their common order.
 
-        A process without anything to learn from has no gradients: it sends zeros, or the others
-        would wait for it. A weight that no process used (a vision tower, where there is only text)
-        stays without a gradient everywhere, and AdamW passes over it.
-
-        Args:
-            weights: what is trained, in the same order in all processes.
+        A process without anything to learn from sends zeros, or the others would wait for it. A
+        weight that no process used (a vision tower) stays without a gradient, which AdamW skips.
         """
         if self.count == 1:
             return
@@ -99,25 +91,16 @@ class Processes:
             weight.grad /= self.count
 
     def shard(self, policy: nn.Module) -> nn.Module:
-        """The policy with its weights spread over the processes by FSDP2 (`--shard`).
+        """The policy (`logprobs.Policy`) with its weights spread over the processes by FSDP2.
 
         Every process keeps 1/count of weights, gradients and moments, and gathers a layer's weights
         while it computes the layer. After every micro-batch each process gets its part of the mean
-        gradient (reduce-scatter), so that no process ever holds a whole gradient. Processes
-        therefore make equally many passes.
-
-        Args:
-            policy: `logprobs.Policy`, which makes the whole computation one forward pass: FSDP
-                works through hooks on the forward pass of the module that it wraps. With dtype
-                bfloat16 weights are gathered in it, and gradients are still added up in float32.
-
-        Raises:
-            InputError: there is one process only.
+        gradient (reduce-scatter), so all make equally many passes. InputError with one process.
         """
         if self.count == 1:
             raise InputError("--shard needs several processes: start train.py by torchrun")
         options = {"mesh": init_device_mesh(self.device.type, (self.count,))}
-        if policy.dtype == torch.bfloat16:
+        if policy.dtype == torch.bfloat16:  # gathered in it; gradients are still added in float32
             options["mp_policy"] = MixedPrecisionPolicy(
                 param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
             )
@@ -126,14 +109,6 @@ class Processes:
             if type(module).__name__ in blocks:
                 fully_shard(module, **options)
         return fully_shard(policy, **options)
-
-    def spread_again(self, policy: nn.Module) -> None:
-        """To be called after a forward pass that no backward pass follows.
-
-        FSDP leaves the outermost weights gathered for the backward pass, which spreads them again.
-        """
-        if isinstance(policy, FSDPModule):
-            policy.reshard()
 
     # -- what is exchanged
 
@@ -166,35 +141,28 @@ class Processes:
             dist.broadcast(tensor, 0)
         return tensor
 
-    def any(self, asked: bool) -> bool:
-        """Whether any process says yes. All must ask, at the same place."""
-        return any(self.gather(asked))
-
     def on_first(self, work: Callable[[], object], send: bool = True) -> object:
-        """Let the first process do `work`; its result is that of all processes.
+        """Let the first process do `work`; its result is that of all (without `send`: its alone).
 
         If the first process failed alone, the others would wait for it forever. So it raises its
         error, and the others end without a word.
-
-        Args:
-            send: if False, the result stays with the first process, and the others get None.
         """
+        if self.count == 1:
+            return work()
         result, error = None, None
         if self.first:
             try:
                 result = work()
             except (InputError, OSError) as caught:
                 error = caught
-        if self.count > 1:
-            outcome = [result if send else None, error]
-            dist.broadcast_object_list(outcome)
-            if not self.first:
-                result, error = outcome
-        if error is not None and self.first:
+        outcome = [result if send else None, error]
+        dist.broadcast_object_list(outcome)
+        if error is not None:
             raise error
+        sent, error = outcome
         if error is not None:
             raise SystemExit(2 if isinstance(error, InputError) else 1)
-        return result
+        return result if self.first else sent
 
     def leave(self) -> None:
         """Part from the other processes, so that all can end."""
@@ -202,32 +170,110 @@ class Processes:
             dist.destroy_process_group()
 
 
+# ---- one row of several --------------------------------------------------------------------------
+
+
 class Largest(float):
     """A number that becomes the largest of the processes' numbers, not their mean."""
 
 
-def combined(rows: Sequence[dict]) -> dict:
-    """One row from those of all processes: counts add up, flags are 1 if any is, floats average,
-    lists are joined.
+COMBINED = {
+    bool: lambda flags: int(any(flags)),
+    int: sum,
+    float: lambda numbers: sum(numbers) / len(numbers),
+    Largest: max,
+    list: lambda lists: [one for part in lists for one in part],
+    dict: lambda rows: combined(rows),
+}
 
-    Seconds are averaged too: every process takes part in every update, so all need equally long,
-    and a process that waits for the others does so in `update`. A process that has no such number
-    gives None, which does not count.
+
+def combined(rows: Sequence[dict]) -> dict:
+    """One row from those of all processes, by the kind of each value.
+
+    Seconds are averaged: every process takes part in every update, so all need equally long, and a
+    process that waits for the others does so in `update`. None, which is no number, does not count.
     """
     row = {}
     for name in rows[0]:
         values = [other[name] for other in rows if other[name] is not None]
-        kind = type(values[0]) if values else None
-        if kind is dict:
-            row[name] = combined(values)
-        elif kind is bool:
-            row[name] = int(any(values))
-        elif kind is Largest:
-            row[name] = max(values)
-        elif kind is list:
-            row[name] = [number for part in values for number in part]
-        elif kind is int:
-            row[name] = sum(values)
-        else:
-            row[name] = sum(values) / len(values) if values else None
+        row[name] = COMBINED[type(values[0])](values) if values else None
     return row
+
+
+# ---- what stops them, and what does not ----------------------------------------------------------
+
+
+class StopSignal:
+    """Keeps a signal until the step is done: it asks to finish the step, save and leave.
+
+    A second Ctrl-C leaves at once. Other signals never do: a closed terminal sends SIGHUP twice,
+    SIGXCPU comes every second. A signal that is ignored (`nohup`) is left alone.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self.number, self.time = None, 0.0  # of the first signal that came
+        self.stopped = False  # whether the processes have agreed to stop
+
+    def __enter__(self) -> "StopSignal":
+        self.handlers = {}
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python forbids it
+            for number in SIGNALS:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self.handlers[number] = signal.signal(number, self._caught)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+    def asked(self) -> bool:
+        """Whether to stop. A signal may reach one process only; all stop at the same step."""
+        self.stopped = any(self.processes.gather(self.number is not None))
+        return self.stopped
+
+    @property
+    def exit_code(self) -> int:
+        """The shell's convention for a program that ended by this signal."""
+        return 128 + (self.number or signal.SIGTERM)
+
+    def _caught(self, number: int, _frame) -> None:
+        # A launcher passes on to its processes the Ctrl-C that they had from the terminal.
+        wait = 3 if self.processes.count > 1 else 0
+        if self.number is None:
+            self.number, self.time = number, time.monotonic()
+            if self.processes.first:
+                later = f", in {wait} seconds or later," if wait else ""
+                message = f"finishing this step and saving; Ctrl-C{later} stops at once"
+                tqdm.write(message, file=sys.stderr)
+        elif number == signal.SIGINT and time.monotonic() - self.time >= wait:
+            raise KeyboardInterrupt
+
+
+class Lasting:
+    """A stream of output. Once it cannot be written any more, what is written goes nowhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> None:
+        """Write at once, so that nothing is left for Python to write, and fail, at the end."""
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except OSError:  # the pipe or the terminal is closed, the disk is full
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+
+
+@contextmanager
+def lasting_output() -> Iterator[None]:
+    """Around the program: `| head` ends nothing, and only the first process uses stdout."""
+    with (
+        open(os.devnull, "w") as nowhere,
+        redirect_stdout(nowhere if RANK else Lasting(sys.stdout)),
+        redirect_stderr(Lasting(sys.stderr)),
+    ):
+        yield

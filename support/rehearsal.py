@@ -1,12 +1,11 @@
-"""What can only be found out by trying, tried before step 0: saving, sampling, scoring.
+"""What can only be found out by trying, tried before step 0: saving and sampling.
 
     rehearsal = Rehearsal(run)          # an error in one line, or nothing
     rehearsal.after(step, row)          # after every step: the sampler still is the trainer's
 
-A sampler computes the trainer's policy by other means: with a cache, or in another program. Both
-give log-probs of the sampled tokens, so a few of them show whether it is the same policy. They
-differ by 1e-6 in float32 where all is well, and by 0.5 where a recurrent layer has lost its state,
-or an engine has other kernels or acts on old weights. So no list of architectures is needed.
+A sampler computes the trainer's policy with a cache, or in another program. Both give log-probs of
+the sampled tokens, which differ by 1e-6 in float32 where all is well, and by 0.5 where a recurrent
+layer has lost its state, or an engine acts on old weights. So no list of architectures is needed.
 """
 
 import sys
@@ -15,13 +14,14 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
 from logprobs import Policy
 from support.errors import InputError, explained, say
-from support.files import save_model
 from support.run import Run
 from support.settings import Config
+from support.storage import save_model
 
 # The mean |sampler's - trainer's log-prob| that rounding explains, and the one that stops a run.
 # In float32 on a GPU vLLM has one attention kernel, in Triton, and its products are TF32: emulated
@@ -33,7 +33,7 @@ TOKENS = 16  # of each completion that is tried
 
 def precision(config: Config, device: str) -> str:
     """What sampler and trainer compute in: the rougher of the two."""
-    in_tf32 = config.sampler == "vllm" and device == "cuda" and config.dtype == "float32"
+    in_tf32 = (config.sampler, device, config.dtype) == ("vllm", "cuda", "float32")
     return "TF32" if in_tf32 else config.dtype
 
 
@@ -55,10 +55,8 @@ class Rehearsal:
                 run.processes.on_first(save)
 
     def after(self, step: int, row: dict) -> None:
-        """Compare again after the first update, when an engine may act on old weights; then watch.
-
-        Args:
-            row: the step's row of metrics.jsonl.
+        """Compare again after the first update, when an engine may act on old weights; then watch
+        the gap in each `row` of metrics.jsonl.
         """
         if not self.synced:
             self.synced = True
@@ -89,7 +87,8 @@ class Rehearsal:
                 raise
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise InputError(f"{name}: cannot be sampled from or trained: {reason}") from error
-        run.processes.spread_again(policy)
+        if isinstance(policy, FSDPModule):
+            policy.reshard()  # it keeps its outermost weights gathered for a backward pass
         off = (log_probs - rollouts.log_probs.flatten(0, 1)).abs()[mask].mean().item()
         off = max(run.processes.gather(off))
         if not off <= FAR[self.precision]:

@@ -31,25 +31,21 @@ PHASES = ("generate", "score", "select", "update", "sync")
 class Run:
     """Everything that the loop works with.
 
-    Args:
-        config: the settings.
-        train: False: only what an evaluation needs, no learner and no training data.
+    With `train=False` only what an evaluation needs: no learner and no training data.
+
+    InputError: model, data, reward or settings that do not go together.
 
     Attributes:
         processes, model, tokenizer, learner, sampler: see their modules.
         eval_data, train_data: `Data`, the former by the name of its task.
         max_new_tokens: T, the longest completion.
         opens_think: whether the prompts end in an open <think>.
-        vllm_sleeps: whether vLLM gives its memory to the update.
         seconds: of this step's phases, see `clock`.
-
-    Raises:
-        InputError: model, data, reward or settings that do not go together.
     """
 
     def __init__(self, config: Config, train: bool = True) -> None:
         self.config, self.processes = config, Processes()
-        self.vllm_sleeps = True
+        self.vllm_sleeps = True  # gives its memory to the update
         planned = train and (config.sampler == "vllm" or config.micro_batch is None)
         if planned and torch.cuda.is_available():
             from support.plan import settle  # here, because a run on a CPU does without
@@ -81,7 +77,7 @@ class Run:
         self.start_step()
 
     def _load_data(self, train: bool) -> int:
-        """The problems to train on and to evaluate on; returns the length of the longest prompt."""
+        """The problems to train and evaluate on; returns the length of the longest prompt."""
         config = self.config
         try:
             check_stops(self.model, self.tokenizer)
@@ -125,9 +121,9 @@ class Run:
             return TorchSampler(model, self.tokenizer, dtype)
         from support.vllm import VLLMSampler
 
+        of_model = (self.model, self.tokenizer, max_length, dtype)
         try:
-            sleeps = self.vllm_sleeps
-            return VLLMSampler(self.model, self.tokenizer, max_length, dtype, share, sleeps)
+            return VLLMSampler(*of_model, share, self.vllm_sleeps)
         except Exception as error:  # an engine has many ways to say that it lacks an architecture
             if explained(error):
                 raise
@@ -179,11 +175,7 @@ class Run:
         return self.train_data.at(range(first, first + P), self.config.seed)
 
     def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> dict[str, list]:
-        """The parts of each completion's reward, and their weighted `total`: a list of each.
-
-        Args:
-            problems: the one of each completion.
-        """
+        """The parts of the rewards, and their weighted `total`; a problem for each completion."""
         weights = dict(zip(REWARD_PARTS, self.config.reward_weights))
         answers = [problem.answer for problem in problems]
         parts = score(completions, answers, weights, self.opens_think)
@@ -198,10 +190,10 @@ class Run:
         return derived_seed(self.config.seed, purpose, step, *([rank] if rank else []))
 
     def leave(self) -> None:
-        """Part from the other processes, if there are any.
+        """Part from the other processes. A single one has no group of its own.
 
         In this order: an engine ends its own process groups, and a policy that outlives its group
-        would wait forever for a thread of the group's. A single process has no group of its own.
+        would wait forever for a thread of the group's.
         """
         if self.processes.count > 1:
             self.sampler.close()

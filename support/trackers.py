@@ -19,12 +19,8 @@ from support.errors import InputError
 def connect(name: str, folder: Path, settings: dict, next_step: int) -> tuple[Callable, Callable]:
     """What sends a row, and what sends all that is left.
 
-    Args:
-        name: tensorboard (files in the run's folder), wandb or trackio.
-        folder: of the run; the file `tracker` keeps the run's name at wandb or trackio.
-
-    Raises:
-        InputError: the tracker refuses: no account, no network.
+    TensorBoard's files are in the run's folder; for the others a file `tracker` there keeps the
+    run's name. InputError: the tracker refuses, for want of an account or a network.
     """
     try:
         if name == "tensorboard":

@@ -10,11 +10,7 @@ CHROMIUM = shutil.which("chromium")
 
 
 class Browser:
-    """One page of a browser; `errors` is what its console complained of.
-
-    Args:
-        home: an empty folder for the browser's own files.
-    """
+    """One page of a browser; `errors` is what its console complained of."""
 
     def __init__(self, home: Path) -> None:
         ours_in, theirs_out = os.pipe()

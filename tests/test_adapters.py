@@ -11,8 +11,8 @@ from logprobs import Policy
 from support import tiny
 from support.adapters import add_lora, dithered, merged_weights
 from support.errors import InputError
-from support.files import save_model
 from support.models import is_adapter, load_model
+from support.storage import save_model
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])

@@ -28,9 +28,8 @@ def test_what_the_user_can_mend_is_one_line(error, words, code):
 
 
 def test_a_fault_of_ours_keeps_its_traceback(tmp_path, monkeypatch):
-    only_the_first_line_counts = RuntimeError("the answer is known\nallocate memory")
-    for error in (only_the_first_line_counts, ValueError("gloo"), KeyError("m")):
-        assert explained(error) is None
+    in_its_second_line = RuntimeError("the answer is known\nallocate memory")
+    assert explained(in_its_second_line) is explained(ValueError("gloo")) is None
     monkeypatch.setattr(train, "update", lambda *_: torch.zeros(2) @ torch.zeros(3))
     with pytest.raises(RuntimeError):
         train.main(flags(out=tmp_path / "run"))

@@ -7,8 +7,8 @@ from conftest import Words, metrics
 from grpo import group_advantages
 from pods import RULES
 from rollouts import pack
-from support import groups
-from support.groups import logged, steps_between, telling
+from support import page
+from support.page import logged, steps_between, telling
 from support.tasks import Problem
 
 # rewards, kept -> best and worst kept, best and worst left out; of equal ones the first is best.
@@ -47,8 +47,8 @@ def one_step(step: int = 3) -> dict[str, list[dict]]:
     return logged(Second(), step, problems, rollouts, parts, keep, advantages)
 
 
-def test_a_group_is_logged_with_all_rewards_and_the_kept_ones_advantages():
-    rows = one_step()["groups"]
+def test_a_group_is_logged_with_all_rewards_and_its_texts_with_their_parts():
+    rows, texts = one_step().values()
     assert rows[0] == {
         "step": 3, "group": 2, "prompt": "1+1=", "answer": "2",
         "rewards": [0, 1.5, 0.1235, 1.5], "parts": {"mine": [0, 1, 0.1235, 1]},
@@ -57,10 +57,6 @@ def test_a_group_is_logged_with_all_rewards_and_the_kept_ones_advantages():
     }  # fmt: skip
     assert rows[1]["advantages"] == [-0.7071, 0.7071]
     assert [row["group"] for row in rows] == [2, 3] * 2  # counted over the processes
-
-
-def test_a_text_is_logged_with_its_parts_and_whether_it_was_kept():
-    texts = one_step()["rollouts"]
     assert [(row["group"], row["index"], row["kept"]) for row in texts[:4]] == [
         (2, 1, True), (2, 0, True), (2, 3, False), (2, 2, False),
     ]  # fmt: skip
@@ -76,8 +72,8 @@ def test_a_long_run_writes_its_texts_ever_more_rarely(monkeypatch):
     written = {step: steps_between(step, text) for step in range(1, 1_000_001, 99)}
     assert written[1] == 1 and max(written.values()) == 32
     bytes_of_all = sum(99 * 1020 / every for every in written.values())
-    assert bytes_of_all < 4 * groups.TEXT_BYTES
-    monkeypatch.setattr(groups, "TEXT_BYTES", 100)
+    assert bytes_of_all < 4 * page.TEXT_BYTES
+    monkeypatch.setattr(page, "TEXT_BYTES", 100)
     assert one_step()["rollouts"] == [] and one_step()["groups"]
 
 

@@ -81,12 +81,9 @@ def test_rows_are_ordered_by_what_computes_fewer_tokens():
     assert in_order([0, 3, 6], [2, 1, 1, 2, 1, 1, 2], 4, 9, small(micro_batch=2)) == [[0, 3], [6]]
 
 
-def test_with_a_kl_rollouts_without_advantage_are_computed_too(kept):
+def test_rollouts_without_advantage_are_computed_with_a_kl_alone(kept):
     batches = micro_batches(kept, ADVANTAGES, small(beta=0.1))
     assert sorted(row for batch in batches for row in rows_of(batch)) == list(range(8))
-
-
-def test_without_any_signal_there_is_nothing_to_compute(kept):
     assert micro_batches(kept, torch.zeros(2, 4), small()) == []
 
 

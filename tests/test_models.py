@@ -13,10 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import train
 from support import tiny
 from support.errors import InputError
-from support.files import save_model
 from support.models import EMBEDDED, check_stops, load_model
 from support.run import Run
-from support.storage import Folder
+from support.storage import Folder, save_model
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -14,7 +14,7 @@ from conftest import ROOT
 from grpo import group_advantages
 from pods import RULES
 from support import page
-from support.page import TEMPLATE, write_page
+from support.page import TEMPLATE, page_of
 
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="needs Node.js")
@@ -140,6 +140,12 @@ def made_run(folder: Path, steps=3, groups=2, texts=("<think>1+1=2</think>",)) -
     return folder
 
 
+def write_page(folder: Path) -> Path:
+    path = folder / "view.html"
+    path.write_text(page_of(folder))
+    return path
+
+
 def data_of(path: Path) -> dict:
     """What stands in a page's block of JSON."""
     text = path.read_text().partition('<script type="application/json" id="data">')[2]
@@ -149,13 +155,11 @@ def data_of(path: Path) -> dict:
 def test_a_page_shows_what_there_is_of_a_run(tmp_path):
     counts = {"metrics": 4, "groups": 6, "texts": 6, "answers": 3}
     made_run(tmp_path)
-    for name in ("", "texts", "groups", "metrics", "answers"):
-        if name:
-            file = {"texts": "rollouts", "answers": "evaluation"}.get(name, name)
-            (tmp_path / f"{file}.jsonl").unlink()
-            counts[name] = 0
+    for file, name in (("rollouts", "texts"), ("groups",) * 2, ("evaluation", "answers")):
         data = data_of(write_page(tmp_path))
         assert {part: len(data[part]) for part in counts} == counts
+        (tmp_path / f"{file}.jsonl").unlink()
+        counts[name] = 0
 
 
 def test_a_page_stays_small_however_long_the_run_is(tmp_path, monkeypatch):
@@ -232,8 +236,8 @@ def test_a_step_its_groups_and_a_rollout_are_looked_at(browser, run_page):
     browser.drag(".card:not(.chosen) [data-dot='4']")
     assert browser.text("#rollout") == "Rollout 4 of 8: left out"
     assert "0.2 is between them" in browser.text(".stay")
-    browser.key("ArrowUp")
-    browser.key("ArrowUp")
+    for _ in range(2):
+        browser.key("ArrowUp")
     assert browser.text("#rollout") == "Rollout 6 of 8: kept"
     assert "one of the 2 highest" in browser.text(".stay")
     browser.drag("[data-dot='7']")

@@ -1,12 +1,14 @@
 """The plan counts the bytes that real models take, and says what fits. Tensors against tensors."""
 
+import json
+
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import random_model
-from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import OPTConfig
+from two_processes import allocated
 
 import logprobs
 from support import plan as planning
@@ -39,14 +41,8 @@ def many_chunks(monkeypatch):
 
 def small(kind="qwen2", rank=0, checkpointing=False, dtype="float32", **widths):
     """A real model as a run would prepare it, its shape, and its settings."""
-    config = Config(
-        lora_rank=rank,
-        gradient_checkpointing=checkpointing,
-        dtype=dtype,
-        max_prompt_tokens=S - T,
-        max_new_tokens=T,
-        prompts_per_step=2,
-    )
+    config = Config(lora_rank=rank, gradient_checkpointing=checkpointing, dtype=dtype)
+    config.max_prompt_tokens, config.max_new_tokens, config.prompts_per_step = S - T, T, 2
     sizes = {"vocab_size": 300} | ({} if kind == "gpt2" else WIDTHS) | widths
     model = random_model(kind, **sizes)
     shape = model.config
@@ -84,34 +80,28 @@ def test_what_is_alive_at_once_is_counted_and_views_are_not():
 
 
 @pytest.mark.parametrize(("kind", "rank", "checkpointing", "dtype"), CASES)
-def test_an_update_is_planned_with_the_bytes_of_the_real_one(
+def test_an_update_is_planned_with_the_bytes_of_the_real_one_and_these_are_what_autograd_saves(
     kind, rank, checkpointing, dtype, many_chunks
 ):
     model, shape, config = small(kind, rank, checkpointing, dtype)
-    planned = update_bytes(sizes_of(shape, config), config, 8)
-    with Allocations() as allocations:
-        for weight in model.parameters():
-            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
-        policy(model, config)(*padded(8), T).sum().backward()
-    assert planned == pytest.approx(allocations.peak, rel=0.02)
-
-
-@pytest.mark.parametrize(("kind", "rank", "checkpointing", "dtype"), CASES)
-def test_what_is_counted_after_the_forward_pass_is_what_autograd_saves(
-    kind, rank, checkpointing, dtype, many_chunks
-):
-    model, _, config = small(kind, rank, checkpointing, dtype)
-    inputs, saved = padded(8), {}
-    there, small_ones = [*model.parameters(), *inputs], list(model.buffers())
+    inputs, saved, small_ones = padded(8), {}, list(model.buffers())
+    there = [*model.parameters(), *inputs]
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
     own = {tensor.untyped_storage().data_ptr() for tensor in there + small_ones}
 
     def pack(tensor):
         saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    with Allocations() as allocations, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        log_probs = policy(model, config)(*inputs, T)
-    kept = allocations.now - sum(tensor.nbytes for tensor in there) - log_probs.nbytes
+    with Allocations() as allocations:
+        for weight in trained:
+            weight.grad = torch.zeros_like(weight)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            log_probs = policy(model, config)(*inputs, T)
+        kept = allocations.now - sum(x.nbytes for x in there + trained) - log_probs.nbytes
+        log_probs.sum().backward()
+    planned = update_bytes(sizes_of(shape, config), config, 8)
+    assert planned == pytest.approx(allocations.peak, rel=0.02)
     # Checkpointed layers hold the mask, positions and rotary angles, out of sight of the hooks.
     unseen = sum(tensor.nbytes for tensor in small_ones)
     unseen += 8 * S * (S + 8 + 2 * 16 * 4) if checkpointing else 0
@@ -125,9 +115,11 @@ def test_what_is_counted_after_the_forward_pass_is_what_autograd_saves(
     ("name", "count"),
     [(QWEN_3B, 3_085_938_688), (QWEN_7B, 7_615_616_512), (LLAMA_3B, 3_212_749_824)],
 )
-def test_embedded_shapes_have_the_published_parameter_counts(name, count):
-    model = sizes_of(planning.architecture(name), Config())
-    assert sum(weight.numel() for weight in model.parameters()) == count
+def test_embedded_shapes_have_the_published_parameter_counts(name, count, tmp_path):
+    adapter = json.dumps({"base_model_name_or_path": name})
+    (tmp_path / "adapter_config.json").write_text(adapter)
+    for shape in map(planning.architecture, (name, str(tmp_path))):
+        assert sum(weight.numel() for weight in sizes_of(shape, Config()).parameters()) == count
 
 
 @pytest.fixture
@@ -162,14 +154,11 @@ def test_what_fits_depends_on_the_memory(folder):
     config = Config(model=folder, n=8, m=4, prompts_per_step=2, micro_batch=4, sampler="vllm")
     config.max_prompt_tokens = config.max_new_tokens = 8
 
-    def machine(size: float) -> Machine:
-        return Machine("M", int(size / USABLE) + 1)
-
     def verdicts(size: float) -> list[bool]:
-        lines = planning.dry_run(config, machine(size)).splitlines()
+        lines = planning.dry_run(config, Machine("M", int(size / USABLE) + 1)).splitlines()
         return [line.endswith(": fits") for line in lines if line.startswith("  in the update")]
 
-    found = plan(config, machine(0))
+    found = plan(config, Machine("M", 0))
     assert verdicts(found[IN_UPDATE]) == [True, False]  # as it is, and with n = m
     assert verdicts(found[IN_UPDATE] - 10) == [False, False]
 
@@ -223,18 +212,6 @@ def eight_processes():
     dist.destroy_process_group()
 
 
-def allocated(work) -> int:
-    """The most bytes that were there at once, by torch's allocator, besides those of before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        work()
-    events = profiler.profiler.kineto_results.events()
-    now = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes() if event.name() == "[memory]" else 0
-        most = max(most, now)
-    return most
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_fsdp_gathers_is_what_the_allocator_gives(eight_processes, tmp_path, dtype):
     """Against a real FSDP2 of eight processes, in which seven eighths of each weight are absent."""
@@ -256,11 +233,6 @@ def test_what_fsdp_gathers_is_what_the_allocator_gives(eight_processes, tmp_path
 
 
 # ---- where shapes come from ----------------------------------------------------------------------
-
-
-def test_an_adapters_shape_is_its_base_models(tmp_path):
-    (tmp_path / "adapter_config.json").write_text(f'{{"base_model_name_or_path": "{QWEN_3B}"}}')
-    assert planning.architecture(str(tmp_path)).num_hidden_layers == 36
 
 
 @pytest.mark.parametrize("name", ["nobody/unknown-model", "no-such-folder"])

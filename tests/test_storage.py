@@ -11,11 +11,20 @@ from conftest import assert_equal, flags, log_probs, metrics, small, trained_wei
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from support import files, tiny
+from support import tiny
 from support.errors import InputError
-from support.files import checkpoints, load_checkpoint, read_rows, save_checkpoint, save_model
 from support.run import Run
-from support.storage import Folder, Progress
+from support.storage import (
+    Folder,
+    Progress,
+    append_rows,
+    checkpoints,
+    json_line,
+    load_checkpoint,
+    read_rows,
+    save_checkpoint,
+    save_model,
+)
 
 # ---- files ---------------------------------------------------------------------------------------
 
@@ -24,9 +33,8 @@ def test_checkpoints_are_ordered_by_number_and_two_are_kept(tmp_path):
     for step in (999_998, 999_999, 1_000_000):
         save_checkpoint({"step": step}, tmp_path / "checkpoint")
     assert load_checkpoint(tmp_path / "checkpoint") == {"step": 1_000_000}
-    names = [path.name for path in checkpoints(tmp_path / "checkpoint")]
-    assert names == ["step_999999.pt", "step_1000000.pt"]
-    assert len(list((tmp_path / "checkpoint").iterdir())) == 2
+    names = {path.name for path in (tmp_path / "checkpoint").iterdir()}
+    assert names == {"step_999999.pt", "step_1000000.pt"}
 
 
 def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(tmp_path, capsys):
@@ -80,11 +88,8 @@ def test_a_model_is_replaced_by_a_whole_one_or_not_at_all(tmp_path, monkeypatch)
 
 
 def test_numbers_that_json_does_not_have_are_null():
-    row = {"step": 1, "loss": math.nan, "seconds": {"update": math.inf}, "name": "NaN"}
-    assert (
-        files.json_line(row)
-        == '{"step": 1, "loss": null, "seconds": {"update": null}, "name": "NaN"}\n'
-    )
+    row = {"loss": math.nan, "seconds": {"update": math.inf}, "name": "NaN"}
+    assert json_line(row) == '{"loss": null, "seconds": {"update": null}, "name": "NaN"}\n'
 
 
 def test_the_last_line_of_a_log_may_be_half_but_no_other(tmp_path):
@@ -102,9 +107,8 @@ def test_the_last_line_of_a_log_may_be_half_but_no_other(tmp_path):
 
 
 def test_a_full_disk_is_said_with_the_name_of_the_file():
-    """The system's own error has none where a file is open already."""
     with pytest.raises(OSError, match=r"^cannot write /dev/full: No space left on device$"):
-        files.append_rows(Path("/dev/full"), [{"step": 1}])
+        append_rows(Path("/dev/full"), [{"step": 1}])
 
 
 # ---- the folder ----------------------------------------------------------------------------------
@@ -129,17 +133,13 @@ def test_outputs_are_complete_and_readable(finished):
     assert not list(finished.rglob("*.tmp"))
 
 
-def test_saved_model_is_an_ordinary_folder(finished):
+def test_a_checkpoint_holds_each_weight_of_the_saved_model_once_and_its_moments(finished):
     tokenizer = AutoTokenizer.from_pretrained(finished / "model")
     assert tokenizer("12+34=").input_ids == tiny.make_tokenizer()("12+34=").input_ids
-    shipped = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY).state_dict()
-    trained = weights_of(finished)
-    assert trained.keys() == shipped.keys()
-    assert any((trained[name] != shipped[name]).any() for name in shipped)
-
-
-def test_a_checkpoint_holds_each_trained_weight_once_and_its_moments(finished):
     state, saved = load_checkpoint(finished / "checkpoint"), weights_of(finished)
+    shipped = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY).state_dict()
+    assert saved.keys() == shipped.keys()
+    assert any((saved[name] != shipped[name]).any() for name in shipped)
     assert (state["step"], state["processes"]) == (6, 1)
     assert set(saved) - set(state["model"]) == {"lm_head.weight"}  # tied to the embeddings
     assert all(torch.equal(saved[name], weight) for name, weight in state["model"].items())
@@ -222,10 +222,9 @@ def test_what_cannot_be_resumed_says_so_and_loses_nothing(finished, tmp_path, ca
         assert json.loads((out / "config.json").read_text())["steps"] == 6
 
     is_refused()
-    shutil.rmtree(out / "checkpoint")
-    is_refused()
-    shutil.rmtree(out / "model")  # six steps are too many for a run that saves every second one
-    is_refused()
+    for removed in ("checkpoint", "model"):  # six steps are too many if every second one is saved
+        shutil.rmtree(out / removed)
+        is_refused()
 
 
 def test_folders_that_cannot_be_written_are_one_line(tmp_path, capsys):

@@ -22,9 +22,9 @@ from grpo import LOSS_TYPES, grpo_loss
 from logprobs import token_log_probs
 from support import tiny
 from support.errors import InputError
-from support.files import checkpoints, load_checkpoint
 from support.run import Run
 from support.settings import Config
+from support.storage import checkpoints, load_checkpoint
 
 # ---- the loop ------------------------------------------------------------------------------------
 

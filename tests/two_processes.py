@@ -5,6 +5,7 @@ torchrun --standalone --nproc-per-node 2 -- tests/two_processes.py OUT TASK toge
 
 import dataclasses
 import io
+import itertools
 import os
 import resource
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import train
 from grpo import group_advantages
@@ -53,16 +54,19 @@ KINDS = {
     "--shard": {"shard": True},
     "--shard, adapter": {"shard": True, "lora_rank": 4},
 }
-# As torch's profiler calls what sends gradients.
-SENDING = {"whole": "c10d::allreduce_", "--shard": "c10d::_reduce_scatter_base_"}
 T = 26  # tokens of a completion at most
 
 
-def learner_and_rollouts(config: Config) -> tuple[Learner, Rollouts]:
-    """The tiny policy, a little away from its reference, and five rollouts of each prompt."""
+def model_and_rollouts() -> tuple[PreTrainedModel, Rollouts]:
+    """The tiny policy, and five rollouts of each prompt."""
     model, tokenizer = load_model("tiny_policy")
     prompts = tokenizer(PROMPTS)["input_ids"]
-    rollouts = TorchSampler(model, tokenizer).generate(prompts, 5, T, 1.0, seed=0)
+    return model, TorchSampler(model, tokenizer).generate(prompts, 5, T, 1.0, seed=0)
+
+
+def learner_and_rollouts(config: Config) -> tuple[Learner, Rollouts]:
+    """A policy a little away from its reference, and the rollouts."""
+    model, rollouts = model_and_rollouts()
     learner = Learner(model, config, Processes())
     with torch.no_grad():
         for weight in learner.model.parameters():
@@ -126,27 +130,9 @@ def evaluated(task: str) -> dict:
 # ---- only together -------------------------------------------------------------------------------
 
 
-def sends(rank: int) -> dict[str, list[int]]:
-    """How often gradients are sent in an update of 1, of 2 and of 10 micro-batches."""
-    counts = {}
-    for kind in ("whole", "--shard"):
-        learner, rollouts = learner_and_rollouts(Config(n=5, m=5, **KINDS[kind]))
-        kept, counts[kind] = part(rollouts, slice(2 * rank, 2 * rank + 2)), []
-        advantages = torch.tensor([[1.0, -1.0, 0.5, -0.5, 0.1]] * 2)
-        for micro_batch in (64, 5, 1):
-            learner.config = dataclasses.replace(learner.config, micro_batch=micro_batch)
-            with profile(activities=[ProfilerActivity.CPU]) as profiler:
-                train.update(learner, kept, advantages, T)
-            calls = [event.name for event in profiler.events()]
-            counts[kind].append(calls.count(SENDING[kind]))
-    return counts
-
-
 def one_start(rank: int) -> dict:
     """Two folders that differ, and a weight that no text uses: what a real update makes of them."""
-    model, tokenizer = load_model("tiny_policy")
-    prompts = tokenizer(PROMPTS)["input_ids"]
-    rollouts = TorchSampler(model, tokenizer).generate(prompts, 5, T, 1.0, seed=0)
+    model, rollouts = model_and_rollouts()
     model.vision = torch.nn.Linear(2, 2)
     with torch.no_grad():
         for weight in model.parameters():
@@ -159,28 +145,30 @@ def one_start(rank: int) -> dict:
     return {"start": start, "end": model.state_dict(), "norm": stats["grad_norm"]}
 
 
-def peak_beyond_weights(rank: int) -> float:
-    """The most that three updates allocate beyond a model's weights, in units of these weights."""
-    torch.manual_seed(0)
-    size = dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, vocab_size=99)
-    shape = LlamaConfig(**size, intermediate_size=1024, num_key_value_heads=4)
-    model = LlamaForCausalLM(shape)
-    weights = sum(weight.nbytes for weight in model.parameters())
-    ones = torch.ones(1, 4, 6, dtype=torch.long)
-    kept = Rollouts(
-        ones[:, 0, :1], ones[:, 0, :1] > 0, ones, ones > 0, ones * 0.0, ones[..., 0] > 0, [[""] * 4]
-    )
-    advantages = torch.tensor([[1.0, -1.0, 0.5, -0.5]])
+def allocated(work: Callable[[], object]) -> int:
+    """The most bytes that were there at once, by torch's allocator, besides those of before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return max(itertools.accumulate(event.nbytes() for event in events))
+
+
+def peak_beyond_weights() -> float:
+    """The most that three updates allocate beyond a model's weights, in units of these weights."""
+    size = dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, vocab_size=99)
+    model = LlamaForCausalLM(LlamaConfig(**size, intermediate_size=1024, num_key_value_heads=4))
+    ids = torch.ones(1, 4, 6, dtype=torch.long)
+    real, finished = ids > 0, ids[..., 0] > 0
+    kept = Rollouts(ids[:, 0, :1], real[:, 0, :1], ids, real, ids * 0.0, finished, [[""] * 4])
+    advantages = torch.tensor([[1.0, -1.0, 0.5, -0.5]])
+
+    def updates() -> None:
         learner = Learner(model, Config(n=4, m=4, prompts_per_step=1, micro_batch=2), Processes())
         for _ in range(3):
             train.update(learner, kept, advantages, 6)
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    now = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        peak = max(peak, now)
-    return peak / weights
+
+    return allocated(updates) / sum(weight.nbytes for weight in model.parameters())
 
 
 def seeds(task: str) -> list[dict]:
@@ -254,9 +242,8 @@ def together(out: Path, task: str, rank: int) -> dict[str, Callable[[], object]]
     mine = slice(2 * rank, 2 * rank + 2)
     work = {kind: lambda kind=kind: gradients(mine, **KINDS[kind]) for kind in KINDS}
     return work | {
-        "sends": lambda: sends(rank),
         "one start": lambda: one_start(rank),
-        "peak": lambda: peak_beyond_weights(rank),
+        "peak": peak_beyond_weights,
         "seeds": lambda: seeds(task),
         "bad flag": lambda: said("--nonsense"),
         "bad number": lambda: said("--m", 80),
