@@ -70,9 +70,8 @@ def token_log_probs(
     groups = distinct_prompts(*inputs)
     hidden = whole_rows(*inputs) if groups is None else shared_prompts(*inputs, *groups)
     targets = input_ids[:, -completion_length:]  # [B, T]
-    log_probs, entropies = target_log_probs(
-        model.get_output_embeddings(), hidden, targets, temperature
-    )
+    output_layer = model.get_output_embeddings()
+    log_probs, entropies = target_log_probs(output_layer, hidden, targets, temperature)
     return (log_probs, entropies) if entropy else log_probs
 
 

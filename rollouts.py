@@ -282,14 +282,7 @@ class TorchSampler:
 
         # Full layers even for models with a sliding window: their masks apply the window.
         cache = DynamicCache()
-        logits = self.model(
-            input_ids=ids,
-            attention_mask=attention,
-            position_ids=positions(attention),
-            logits_to_keep=1,
-            past_key_values=cache,
-            use_cache=True,
-        ).logits[:, -1]  # [P, V]
+        logits = self._logits(cache, ids, attention, positions(attention))  # [P, V]
         cache = Cache(layers=[_BufferLayer(layer, max_new_tokens) for layer in cache.layers])
         position = attention.sum(-1, keepdim=True)  # [P, 1]
         # Without padding no mask is needed, and attention is faster without one.
@@ -318,14 +311,15 @@ class TorchSampler:
             if not torch.equal(parent, torch.arange(len(logits), device=device)):
                 cache.batch_select_indices(parent)
                 position, attention = position[parent], attention[parent]
-            logits = self.model(
-                input_ids=token[:, None],
-                attention_mask=attention[:, : L + t + 1] if padded else None,
-                position_ids=position,
-                past_key_values=cache,
-                use_cache=True,
-            ).logits[:, -1]  # [rows, V]
+            mask = attention[:, : L + t + 1] if padded else None
+            logits = self._logits(cache, token[:, None], mask, position)  # [rows, V]
             position = position + 1
         if not chosen.isfinite().all():
             raise RuntimeError("the model's logits are not finite: nothing can be sampled from it")
         return tokens.tolist(), chosen.tolist()
+
+    def _logits(self, cache, input_ids, attention_mask, position_ids) -> torch.Tensor:
+        """The logits [rows, V] after the last of these tokens; the cache takes them all."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+        return self.model(**inputs, position_ids=position_ids, **options).logits[:, -1]

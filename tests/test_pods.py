@@ -109,19 +109,16 @@ def test_a_batch_is_its_groups_one_by_one(shape):
         assert all(row.tolist() == select(group, m) for row, group in groups)
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(-1000, 1000), min_size=2, max_size=40), st.data())
-def test_an_offset_or_a_positive_scale_changes_nothing(rewards, data):
-    m = data.draw(st.integers(2, len(rewards)))
-    offset = data.draw(st.integers(-(10**12), 10**12))
-    scale = data.draw(st.sampled_from([2**-10, 3, 1000, 2**30]))
-    assert select([scale * value + offset for value in rewards], m) == select(rewards, m)
-
-
 @pytest.mark.parametrize(
     "reward",
-    [lambda x: x, lambda x: x / 10, lambda x: 1 + x / 10],
-    ids=["integers", "tenths", "tenths above 1"],
+    [
+        lambda x: x,
+        lambda x: 10**12 + x,
+        lambda x: x * 2**30,
+        lambda x: x / 10,
+        lambda x: 1 + x / 10,
+    ],
+    ids=["integers", "with an offset", "large", "tenths", "tenths above 1"],
 )
 def test_ties_are_decided_as_documented(reward):
     """Lowest index first among equal rewards, most high rewards among splits of equal variance.
@@ -133,9 +130,8 @@ def test_ties_are_decided_as_documented(reward):
         n = rng.randint(2, 14)
         m = rng.randint(2, n)
         values = [rng.randint(0, rng.randint(1, 11)) for _ in range(n)]
-        kept = max(
-            splits(values, m), key=spread
-        )  # the first of the best: the fewest low, the most high
+        # The first of the best: the fewest low, the most high.
+        kept = max(splits(values, m), key=spread)
         expected = []
         for value, count in Counter(kept).items():
             expected += [i for i in range(n) if values[i] == value][:count]

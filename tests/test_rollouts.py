@@ -8,11 +8,10 @@ import pytest
 import torch
 from conftest import Words, random_model
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 
 from logprobs import token_log_probs
 from rollouts import Rollouts, TorchSampler, draw, eos_token_ids, pack
-from support import tiny
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [3, 5, 8, 9]]
 ONE_LENGTH = [[3, 1, 4], [6, 5, 3]]
@@ -111,21 +110,14 @@ def test_nothing_leaks_from_the_generation_config(model):
     assert same(generate(model, temperature=0.9), plain)
 
 
-@pytest.mark.parametrize("kind", ["tiny policy", "qwen2", "llama", "gpt2"])
-def test_at_a_low_temperature_it_is_greedy_like_transformers(kind):
-    if kind == "tiny policy":
-        model = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY)
-        tokenizer = tiny.make_tokenizer()
-        prompts = tokenizer(["47+85=", "1+2=", "10+16=", "8+8=", "99+99="])["input_ids"]
-    else:
-        model, tokenizer, prompts = random_model(kind).eval(), Words(), PROMPTS
-    rollouts = TorchSampler(model, tokenizer).generate(prompts, 2, 23, 1e-5, 0)
+def test_at_a_low_temperature_it_is_greedy_like_transformers(model):
+    rollouts = generate(model.eval(), n=2, max_new_tokens=23, temperature=1e-5)
     greedy = model.generate(
         rollouts.prompt_ids,
         attention_mask=rollouts.prompt_mask.long(),
         do_sample=False,
         max_new_tokens=23,
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=0,
     )[:, rollouts.prompt_ids.shape[1] :]
     for i in range(2):
         mask = rollouts.mask[:, i]
@@ -226,24 +218,18 @@ def test_each_distinct_prefix_is_computed_once_and_finished_rows_leave_the_batch
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
 def test_train_mode_and_gradient_checkpointing_change_nothing(kind):
     """Dropout would change the policy, and checkpointing would switch the cache off."""
-    dropout = (
-        {"attn_pdrop": 0.5, "embd_pdrop": 0.5} if kind == "gpt2" else {"attention_dropout": 0.5}
-    )
-    model = random_model(kind, **dropout).eval()
+    names = {"gpt2": ("attn_pdrop", "embd_pdrop"), "qwen2": ("attention_dropout",)}
+    model = random_model(kind, **dict.fromkeys(names[kind], 0.5)).eval()
     plain = generate(model)
     assert not model.training
     model.gradient_checkpointing_enable()
     model.train()
     assert same(generate(model), plain)
     assert model.training and model.is_gradient_checkpointing
-
-
-def test_the_mode_is_restored_after_an_error():
-    model = random_model("qwen2").train()
     model.register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         generate(model)
-    assert model.training
+    assert model.training  # after an error, too
 
 
 # ---- where a completion ends ---------------------------------------------------------------------
