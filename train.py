@@ -271,6 +271,11 @@ def main(argv: list[str] | None = None) -> int:
     transformers.logging.disable_progress_bar()
     try:
         config, command = parse(argv, __doc__.partition("\n\nRead it")[0])
+    except InputError as error:
+        if RANK == 0:  # the others read the same command line
+            print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    try:
         if command.eval_only:
             evaluate_only(config, command.out)
             return 0
