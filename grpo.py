@@ -27,11 +27,10 @@ def group_advantages(
     Args:
         rewards: [..., m], each row of the last axis one group. With PODS: the *kept* rewards, and
             this is the only normalisation they get.
-        scale: what r - mean is divided by. "std": the group's standard deviation (sample form,
-            m - 1, as TRL and the paper's code). "none": nothing, Dr. GRPO's choice (arXiv
-            2503.20783). "mean": the size of the group's mean, which for rewards of 0 and 1 is
-            MaxRL's choice (arXiv 2602.02710): the rarer a success, the more it weighs.
-            True and False stand for "std" and "none".
+        scale: what r - mean is divided by. "std" or True: the group's standard deviation (with
+            m - 1, as TRL and the paper's code). "none" or False: nothing, as in Dr. GRPO (arXiv
+            2503.20783). "mean": the absolute value of the group's mean, as in MaxRL (arXiv
+            2602.02710) with rewards of 0 and 1: the rarer a success, the more it weighs.
         eps: added to what is divided by.
 
     Returns float32 [..., m]; exactly 0 in a group without signal (or of one member).
@@ -53,14 +52,14 @@ def group_advantages(
     if scale == "mean":
         advantages = advantages / (mean.abs() + eps)
     # The mean of equal floats is off by a rounding error, and dividing by a tiny std would turn
-    # that into an advantage. Equal rewards say nothing, so say nothing.
+    # that into an advantage. Equal rewards say nothing, so their advantages are exactly 0.
     return advantages.masked_fill(~signal[..., None], 0.0).float()
 
 
 def has_signal(rewards: torch.Tensor) -> torch.Tensor:
-    """Whether a group's rewards [..., m] differ at all, bool [...]: without that, no gradient.
+    """Whether a group's rewards [..., m] differ by more than rounding, bool [...].
 
-    Sums of the same parts in another order differ by a rounding error: that is no difference.
+    The same parts of a reward, added up in another order, differ by a rounding error.
     """
     dtype = torch.float32 if rewards.dtype == torch.float32 else torch.float64
     rewards = rewards.double()
@@ -72,8 +71,8 @@ def loss_normalizer(mask: torch.Tensor, loss_type: str, max_completion_length: i
     """What the update's summed loss is divided by, counted once over the *whole* update.
 
     Args:
-        mask: [B, T], true on completion tokens, of all kept rollouts of the update, groups without
-            signal included: they are part of the mean, although their surrogate is 0.
+        mask: [B, T], true on completion tokens, of all kept rollouts of the update. Those of groups
+            without signal count too, although they add nothing to the sum.
         loss_type: one of `LOSS_TYPES`.
         max_completion_length: the tokens a completion may have at most; used by "dr_grpo" alone.
     """
@@ -112,13 +111,13 @@ def grpo_loss(
     A token's loss is -min(ratio * A, clip(ratio, 1 - clip, 1 + clip) * A) + beta * KL, with
     ratio = exp(log_probs - old_log_probs). The sum over tokens becomes one number in three ways:
 
-    - "grpo" (the paper's): the mean over sequences of each sequence's mean over its tokens. Tokens
-      of long completions weigh less.
+    - "grpo" (the paper's): each sequence's mean over its tokens, and the mean of these. Tokens of
+      long completions weigh less.
     - "dapo" (arXiv 2503.14476): the mean over all tokens of the update.
-    - "dr_grpo" (arXiv 2503.20783): the sum over tokens over B * max_completion_length, a constant.
+    - "dr_grpo" (arXiv 2503.20783): the sum over all tokens, divided by B * max_completion_length.
 
-    With one optimiser step per batch the ratio is exactly 1 and this loss prints about 0 whatever
-    is learned: normalised advantages sum to 0 in each group. The gradient is what matters.
+    With one optimiser step a batch the ratio is exactly 1, and this loss is about 0 whatever is
+    learned, because the advantages of a group sum to 0. The gradient is what matters.
 
     Args:
         log_probs: [B, T] with gradients, from `token_log_probs`.
@@ -126,23 +125,21 @@ def grpo_loss(
             that step is the only one, `log_probs.detach()`.
         advantages: [B].
         mask: [B, T], true on completion tokens, EOS included. A row without any contributes 0.
-        loss_type: one of `LOSS_TYPES`.
-        normalizer: `loss_normalizer` of the whole update, when this call is one micro-batch of it;
-            the micro-batch losses then *add up* to the loss of the update, whatever their size.
-            None: these rows are the whole update.
+        normalizer: `loss_normalizer` of the whole update, if these rows are a micro-batch of it:
+            the losses of its micro-batches *add up* to its own. None: these rows are all.
         max_completion_length: for "dr_grpo" without a normalizer; None takes T.
-        clip: how far from 1 the ratio still earns.
+        clip: how far from 1 the ratio may go before the gain ends.
         beta: weight of the KL to the reference policy; 0 needs no reference.
         ref_log_probs: [B, T] without gradients, at the same temperature; required if beta > 0.
         importance: [B, T] without gradients, from `importance_weights`: each token's surrogate is
-            multiplied by it, the KL is not. None when the sampler's policy is the trainer's.
+            multiplied by it, the KL is not. None: the sampler computes as the trainer does.
     """
     check_loss_type(loss_type)
     mask = mask.bool()
     if normalizer is None:
         normalizer = loss_normalizer(mask, loss_type, max_completion_length or mask.shape[-1])
-    # Mask before exp: a padded position may hold anything, exp may make it inf, and inf * 0 is NaN,
-    # in the gradient even if torch.where hides it from the value.
+    # Mask before exp: a padded position may hold anything, exp may make it inf, and inf * 0 is NaN.
+    # torch.where after exp hides that from the value alone, and the gradient is still NaN.
     ratio = (log_probs - old_log_probs).masked_fill(~mask, 0.0).exp()  # [B, T]
     advantages = advantages.to(ratio)[:, None]  # [B, 1]
     # min keeps the pessimistic side: it is the *improvement* beyond the clip range that earns
@@ -167,21 +164,18 @@ def importance_weights(
     """min(exp(old - sampler), cap): how much likelier the trainer finds a token than the sampler.
 
     An inference engine computes the policy with other kernels, perhaps in another precision, so it
-    samples from a slightly different policy than is trained, and GRPO is quietly off-policy.
-    Weighting every token's loss by the ratio of the two probabilities removes that bias; the cap
-    bounds what one token can do, at the price of a little bias. ("Your Efficient RL Framework
-    Secretly Brings You Off-Policy RL Training", Yao et al., 2025.) This ratio is about two
-    programs, that of `grpo_loss` about two optimiser steps: the policy before the first is in both.
+    samples from a slightly different policy than the one that is trained. Weighting every token's
+    loss by the ratio of the two probabilities removes that bias; the cap (at least 1) bounds what
+    one token can do, at the price of a little bias ("Your Efficient RL Framework Secretly Brings
+    You Off-Policy RL Training", Yao et al., 2025). This ratio compares two programs at the same
+    weights; that of `grpo_loss` compares the weights of two optimiser steps.
 
     Args:
         old_log_probs, sampler_log_probs: [B, T], the trainer's from before the batch's first
             optimiser step, and what the sampler reported, at the same temperature.
-        mask: [B, T], true on completion tokens.
-        cap: the largest weight, at least 1.
 
     Returns [B, T] without gradients; 1 at padded positions.
     """
-    # Mask before exp, as in the loss.
     difference = (old_log_probs - sampler_log_probs).detach().masked_fill(~mask.bool(), 0.0)
     return difference.exp().clamp(max=cap)
 
@@ -193,8 +187,8 @@ def k3_divergence(
 
     With d = log(reference / policy) on tokens the policy sampled, E[exp(d) - d - 1] is the
     divergence, and every single term is at least 0 (Schulman's "k3"; arXiv 2402.03300, equation 4).
-    Beyond d = `steepest` exp goes on as its tangent: exp(89) is no float32, and one such token
-    would make the whole gradient NaN. A clamp would leave it, far from the reference, no pull back.
+    Beyond d = `steepest` exp is continued by its tangent: exp(89) is no float32, and one such token
+    would make the whole gradient NaN. A clamp would end the pull back to the reference there.
     """
     difference = (ref_log_probs - log_probs).masked_fill(~mask.bool(), 0.0)  # [B, T]
     curved = difference.clamp(max=steepest)

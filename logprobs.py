@@ -9,13 +9,13 @@ The vocabulary is large and completions are long, so the float32 logits [B, T, V
 once: the output layer is applied to one chunk of tokens after the other. A group's rollouts share
 their prompt, so it is read once, and each rollout attends to a copy of its keys and values.
 
-Left out: several sequences packed into one row, fused kernels, and models that change the logits of
-their output layer (they are refused).
+To read first: `token_log_probs`, `whole_rows` and `target_log_probs`. All else saves work, and must
+give the same numbers. Left out: several sequences packed into one row, fused kernels, and models
+that change the logits of their output layer (they are refused).
 
 Legend: B sequences, L prompt and T completion tokens, Q distinct prompts, V vocabulary.
 """
 
-import inspect
 from functools import partial
 
 import torch
@@ -24,13 +24,12 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
-from transformers.cache_utils import Cache
 
 # How many float32 logits are held at once: 128 MB, or 220 tokens with a vocabulary of 151,936.
 LOGITS_PER_CHUNK = 2**25
-# Reading prompts once takes a second pass, which reads all weights again. It must save so many
-# tokens. Measured on a CPU with 282k and 135M parameters (`bench.py update`): the 12 cells that
-# saved 3 to 66 tokens were 0.77 to 1.02 times as fast, the 28 that saved 77 or more 1.09 to 5.0.
+# Reading prompts once takes a second pass, so it is done only where it saves this many tokens. On a
+# CPU with 282k and 135M parameters (`bench.py update`), the 12 cases that saved 3 to 66 tokens were
+# 0.77 to 1.02 times as fast, the 28 that saved 77 or more 1.09 to 5.0.
 WORTH_A_PASS = 70
 
 
@@ -56,12 +55,12 @@ def token_log_probs(
         model: a transformers causal language model (see `check_output_layer`), or a PEFT model
             around one. The adapter is in the decoder's layers, so it acts without the wrapper.
         input_ids, attention_mask: [B, L+T], prompt left-padded, completion right-padded.
-        completion_length: T, counted from the end.
+        completion_length: T.
         temperature: the sampling temperature, above 0.
         entropy: also return the policy's entropy before each token, in nats.
 
-    Returns float32 [B, T], with gradients where enabled; with `entropy` a pair of these, the second
-    without gradients. Values at padded positions mean nothing.
+    Returns float32 [B, T], with `entropy` a pair of these, the second without gradients. Values at
+    padded positions mean nothing.
     """
     if completion_length == 0:
         nothing = torch.zeros(len(input_ids), 0, device=input_ids.device)
@@ -71,9 +70,8 @@ def token_log_probs(
     groups = distinct_prompts(*inputs)
     hidden = whole_rows(*inputs) if groups is None else shared_prompts(*inputs, *groups)
     targets = input_ids[:, -completion_length:]  # [B, T]
-    log_probs, entropies = target_log_probs(
-        model.get_output_embeddings(), hidden, targets, temperature
-    )
+    output_layer = model.get_output_embeddings()
+    log_probs, entropies = target_log_probs(output_layer, hidden, targets, temperature)
     return (log_probs, entropies) if entropy else log_probs
 
 
@@ -91,15 +89,6 @@ def read(model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor
     position_ids = positions(attention_mask)[:, -input_ids.shape[1] :]
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     return model.get_decoder()(**inputs, position_ids=position_ids, **cache)
-
-
-def with_cache(model: nn.Module, cache: Cache) -> dict[str, object]:
-    """The arguments of a forward pass that reads and fills a cache of keys and values.
-
-    transformers called it `past_key_values`; from version 5.40 on it only takes `cache`.
-    """
-    named = inspect.signature(model.get_decoder().forward).parameters
-    return {"cache" if "cache" in named else "past_key_values": cache, "use_cache": True}
 
 
 def whole_rows(
@@ -122,18 +111,18 @@ def shared_prompts(
     """`whole_rows` in Q*L + B*T tokens, not B*(L+T): each of the Q `distinct_prompts` is read once.
 
     A prompt's hidden states do not depend on what follows, so its rollouts attend to copies of the
-    keys and values of *one* pass; the gradients of the copies add up. The result must be that of
-    whole rows: positions go on from the prompt's real length, not from its padded one; the mask
-    hides the padding from the completion too; the prompt's last state predicts the completion's
-    first token; and the last token is predicted like any other, although no pass reads it.
+    keys and values of *one* pass; the gradients of the copies add up. Where a bug would hide: the
+    completion's positions go on from the prompt's real length, not from its padded one; the mask
+    hides the prompt's padding from the completion too; the prompt's last state predicts the
+    completion's first token; the last token is predicted, and need not be read.
     """
     L = prompts.shape[1]
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    prompt = read(model, prompts.clamp(min=0), prompts >= 0, **with_cache(model, cache))
+    prompt = read(model, prompts.clamp(min=0), prompts >= 0, past_key_values=cache, use_cache=True)
     cache.batch_select_indices(row)  # each layer's keys [Q, heads, L, width] -> [B, ...]
     end = L + max(T - 1, 1)  # two passes even for one token: FSDP's other processes make two
     mask = attention_mask[:, :end]
-    completion = read(model, input_ids[:, L:end], mask, **with_cache(model, cache))
+    completion = read(model, input_ids[:, L:end], mask, past_key_values=cache, use_cache=True)
     first, others = prompt.last_hidden_state[row, -1:], completion.last_hidden_state[:, : T - 1]
     return torch.cat([first, others], dim=1)  # [B, T, hidden]
 
@@ -143,7 +132,7 @@ def distinct_prompts(
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The distinct prompts [Q, L], padded with -1, and the number of each row's prompt [B].
 
-    It is None if the model has to read whole rows, or if reading prompts once would not pay.
+    None if the model has to read whole rows, or if reading prompts once would not pay.
     """
     length = input_ids.shape[1]
     # FSDP's processes gather a layer together, so all must decide alike, whatever rows they have.
@@ -178,7 +167,7 @@ def target_log_probs(
     """Log-probs of the targets [B, T], each predicted by hidden [B, T, hidden], and entropies.
 
     The output layer is applied to as many hidden states at a time as make `LOGITS_PER_CHUNK`
-    logits, and again in the backward pass. Everything before the output layer is stored as usual.
+    logits, and again in the backward pass.
 
     Returns float32 [B, T] twice: the log-probs, and without gradients the entropies.
     """
@@ -202,7 +191,7 @@ def target_log_probs(
         compute = partial(checkpoint, chunk_log_probs, **options)
     parts = [compute(*chunk) for chunk in zip(*chunks, strict=True)]
     log_probs, entropies = (torch.cat(part).view(targets.shape) for part in zip(*parts))
-    return log_probs, entropies
+    return log_probs.clone(), entropies  # no view: on one, the hooks of FSDP could be lost
 
 
 class Policy(nn.Module):
@@ -217,15 +206,13 @@ class Policy(nn.Module):
         super().__init__()
         self.model, self.dtype = model, dtype
 
-    def forward(self, input_ids: torch.Tensor, *args, entropy: bool = False, **kwargs):
-        """Float32 [B, T], or with `entropy` a pair of these, as `token_log_probs`."""
+    def forward(self, input_ids: torch.Tensor, *args, **options):
+        """What `token_log_probs` returns."""
         device, bfloat16 = input_ids.device.type, self.dtype == torch.bfloat16
         # Autocast's cache would keep a bfloat16 copy of every weight until the pass ends, and the
         # output layer's copy would add up the gradients of all chunks in bfloat16.
         with torch.autocast(device, torch.bfloat16, enabled=bfloat16, cache_enabled=False):
-            pair = token_log_probs(self.model, input_ids, *args, **kwargs, entropy=True)
-        log_probs = pair[0].clone()  # FSDP's hooks could be lost on a view
-        return (log_probs, pair[1]) if entropy else log_probs
+            return token_log_probs(self.model, input_ids, *args, **options)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

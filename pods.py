@@ -5,12 +5,12 @@
     kept = torch.take_along_dim(rewards, keep, dim=-1)       # [P, m]
 
 Copy this file into your own trainer; it needs torch and nothing else. Generate n rollouts a prompt,
-score them all, and pay for the policy update only on the m that the rule returns. Advantages are
-computed afterwards, on the kept m alone (Xu, Savani, Fang, Kolter: "Not All Rollouts are Useful:
+score them all, and update the policy only on the m that the rule returns. Advantages are computed
+afterwards, on the kept m alone (Xu, Savani, Fang, Kolter: "Not All Rollouts are Useful:
 Down-Sampling Rollouts in LLM Reinforcement Learning", arXiv 2504.13818).
 
 Legend: P prompts, n rollouts a prompt, m kept. A *group* is the n rollouts of one prompt, one row
-of the last axis. Selection never looks across groups, so processes need not talk to each other.
+of the last axis. Selection never looks across groups.
 
 **Lemma (paper, section 3).** For m >= 2, every subset S of size m with the largest variance
 consists of the k lowest and the m - k highest rewards of its group, for some k (up to swaps of
@@ -22,10 +22,10 @@ one's reward x. The variance of S as a function of x is a parabola with leading 
 strictly between two rewards l < x < h that are not in S. A strictly convex function is larger at
 one end of [l, h] than anywhere inside, so exchanging x for l or for h raises the variance: a
 contradiction. Hence no member of S lies strictly between the smallest and the largest reward left
-out. S holds everything below the one, everything above the other, and otherwise only rewards equal
-to one of the two: up to swaps of equals, the lowest and the highest of the group.  QED
+out. S holds everything below the smallest, everything above the largest, and otherwise only rewards
+equal to one of the two: up to swaps of equals, the lowest and the highest of the group.  QED
 
-So there are only m + 1 candidates. They need no m + 1 variances either:
+So there are only m + 1 candidates, and even their variances need not be computed:
 
 **The splits rise, then fall.** Sort the group ascending, x[0] <= ... <= x[n-1], and let S_k be the
 k lowest and m - k highest, k = 0..m. S_{k+1} drops h = x[n-m+k] for l = x[k] <= h. With s_k the sum
@@ -35,33 +35,24 @@ of S_k, expanding the two variances gives
 
 Going from k to k + 1, l and h do not fall and s_k does not rise, so slope(k) never decreases: Var
 S_k does not fall while slope(k) < 0, and does not rise from there on. The best k is the *number of
-negative slopes*, one comparison for each split. Unlike variances, slopes hold no squares, so a
-large common offset or a huge outlier costs little to rounding.
+negative slopes*. Unlike variances, slopes hold no squares: a large common offset or a huge outlier
+costs little precision.
 
 **0/1 rewards need no search.** With at least m/2 ones and m/2 zeros the best subset is half of
 each, for odd m one more of either kind; if one kind is rarer, all of it and the other kind for the
 rest (the variance p (1 - p) of a 0/1 subset depends on its share p of ones only, and grows towards
 p = 1/2).
 
-**Why variance, if advantages are normalised?** For 0/1 rewards the kept deviation is still there as
-the length of the expected gradient, whose direction no rule changes; dividing rewards does not make
-noise signal. Proof, measurements, when it does not pay: `notebooks/5_when_pods_pays.ipynb`.
+**Why variance, if advantages are divided by the standard deviation anyway?** For 0/1 rewards all
+rules give an expected gradient of the same direction, and its length is proportional to the
+standard deviation of the kept rewards: the larger it is, the more signal stands against the noise
+of sampling. Proof, measurements, when it does not pay: `notebooks/5_when_pods_pays.ipynb`.
 """
 
 import operator
 from collections.abc import Callable
 
 import torch
-
-__all__ = [
-    "RULES",
-    "down_sample",
-    "max_advantage",
-    "max_reward",
-    "max_variance",
-    "percentile",
-    "random_subset",
-]
 
 
 def max_variance(rewards: torch.Tensor, m: int) -> torch.Tensor:
@@ -71,9 +62,8 @@ def max_variance(rewards: torch.Tensor, m: int) -> torch.Tensor:
     as 0, where eps is the precision in which the rewards are known (float64's, or float32's).
 
     Args:
-        rewards: [..., n], a tensor, any NumPy array or view, or lists of numbers; each row of the
-            last axis is a group. Values decide, not what they come in: 0.1 in float32 is kept like
-            0.1 in a list.
+        rewards: [..., n], a tensor, a NumPy array, or lists of numbers; each row of the last axis
+            is a group. Only values count: 0.1 in float32 is treated like 0.1 in a list.
         m: how many to keep, 2 <= m <= n.
 
     Returns:
@@ -98,14 +88,14 @@ def max_variance(rewards: torch.Tensor, m: int) -> torch.Tensor:
     k = (slope < -noise).sum(-1, keepdim=True)  # [..., 1]: how many of the lowest
 
     # The highest m - k start at sorted position n - m + k, perhaps in the middle of a run of equal
-    # rewards [run, end). Slide that part to the front of the run: lowest index first.
+    # rewards, which are at positions [run, end). Of these take the first ones: lowest index first.
     first = x.gather(-1, (n - m + k).clamp(max=n - 1))  # [..., 1]
     run = torch.searchsorted(x, first)  # [..., 1]
     end = torch.searchsorted(x, first, right=True)  # [..., 1]
     start = torch.maximum(run, k)  # the k lowest may reach into the same run
     slot = torch.arange(m, device=x.device)  # [m]
-    partial = end - (n - m + k)  # [..., 1]: how many the run gives to the highest
-    position = torch.where(slot < k + partial, start + slot - k, n - m + slot)
+    of_run = end - (n - m + k)  # [..., 1]: how many the run gives to the highest
+    position = torch.where(slot < k + of_run, start + slot - k, n - m + slot)
     position = torch.where(slot < k, slot, position)  # [..., m]
     return order.gather(-1, position).sort(dim=-1).values.to(device)
 
@@ -113,8 +103,8 @@ def max_variance(rewards: torch.Tensor, m: int) -> torch.Tensor:
 def max_reward(rewards: torch.Tensor, m: int) -> torch.Tensor:
     """The m highest rewards, lowest index first among equals. Arguments and errors: `max_variance`.
 
-    It keeps no failures, so the policy hears only "more of this": 67.3% on GSM8K where max-variance
-    reaches 82.6% (the paper's comparison of the rules).
+    It keeps no failures, so the policy never learns what to avoid: 67.3% on GSM8K where
+    max-variance reaches 82.6% (the paper's comparison of the rules).
     """
     rewards, m, device = _check(rewards, m)
     order = rewards.sort(dim=-1, descending=True, stable=True).indices  # [..., n]
@@ -125,27 +115,27 @@ def max_advantage(rewards: torch.Tensor, m: int) -> torch.Tensor:
     """The m rewards farthest from the group's mean, lowest index first among equals: CPPO's rule.
 
     Completion Pruning Policy Optimization (arXiv 2503.22342) keeps the largest |advantages| of the
-    whole group, with these advantages. Of 0/1 rewards it takes the rarer kind first, which may be
-    all that it takes: normalised anew over the kept, the advantages would then be 0.
+    whole group, and these advantages (`--advantages all`). Of 0/1 rewards it takes the rarer kind
+    first. If that fills the m, advantages computed anew on the kept would all be 0.
     Arguments and errors: `max_variance`.
     """
     rewards, m, device = _check(rewards, m)
     x, order = rewards.sort(dim=-1)  # [..., n]
     x = _centred(x)
     far, position = (x - x.mean(-1, keepdim=True)).abs().sort(dim=-1, descending=True)  # [..., n]
-    # Equal but for rounding is equal, above all for as many right as wrong ones: a tier each.
+    # What is equally far but for rounding is in one tier, and in a tier the lowest index is first.
     noise = 8 * x.shape[-1] * _precision(rewards) * x.abs().amax(-1, keepdim=True)  # [..., 1]
     tier = (-far.diff(dim=-1, prepend=far[..., :1]) > noise).cumsum(-1)  # [..., n] 0, 0, 1, 2, ...
     index = order.gather(-1, position)  # [..., n]
-    index = index.gather(-1, (tier * x.shape[-1] + index).argsort(dim=-1))  # in a tier: ascending
+    index = index.gather(-1, (tier * x.shape[-1] + index).argsort(dim=-1))  # [..., n]
     return index[..., :m].sort(dim=-1).values.to(device)
 
 
 def percentile(rewards: torch.Tensor, m: int) -> torch.Tensor:
     """The rollouts at the (i + 0.5) / m quantiles of the sorted rewards, i = 0 .. m-1.
 
-    The quantile q of n sorted rewards is the one at position floor(q n), counted from 0: the group
-    is cut into m equal slices and the middle of each is kept. Arguments and errors: `max_variance`.
+    That is, the sorted group is cut into m equal slices and the middle of each is kept: quantile q
+    is at position floor(q n), counted from 0. Arguments and errors: `max_variance`.
     """
     rewards, m, device = _check(rewards, m)
     n = rewards.shape[-1]
@@ -159,14 +149,11 @@ def random_subset(
 ) -> torch.Tensor:
     """m rollouts of each group, uniformly at random. Arguments and errors: `max_variance`.
 
-    `generator` makes the draw repeatable; it may live on another device than the rewards.
+    `generator` makes the draw repeatable; it may be on another device than the rewards.
     """
     rewards, m, device = _check(rewards, m)
     options = {"device": generator.device if generator else rewards.device, "generator": generator}
-    try:
-        keys = torch.rand(rewards.shape, dtype=torch.float64, **options)
-    except (TypeError, RuntimeError):  # the generator's device has no float64
-        keys = torch.rand(rewards.shape, **options)
+    keys = torch.rand(rewards.shape, dtype=torch.float64, **options)
     return keys.argsort(dim=-1)[..., :m].sort(dim=-1).values.to(device)
 
 
@@ -189,10 +176,7 @@ def down_sample(
 ) -> torch.Tensor:
     """Indices [..., m] of the rollouts that `rule`, a name in `RULES`, keeps of rewards [..., n].
 
-    Args:
-        rewards, m: as for `max_variance`.
-        rule: a name in `RULES`.
-        generator: used by "random" alone.
+    `generator` is used by "random" alone.
 
     Raises:
         ValueError: an unknown rule, what `max_variance` raises, or a rule of your own that returns
@@ -209,10 +193,8 @@ def down_sample(
         got = f"{keep.dtype} of shape {list(keep.shape)}"
         raise ValueError(f"rule {rule!r} returned {got}: need integer indices of shape {shape}")
     keep = keep.long().sort(dim=-1).values  # [..., m] ascending
-    if keep.numel() and (keep.min() < 0 or keep.max() >= n):
-        raise ValueError(f"rule {rule!r} returned an index outside of 0 .. {n - 1}")
-    if (keep.diff(dim=-1) == 0).any():
-        raise ValueError(f"rule {rule!r} returned an index twice for one group: need {m} different")
+    if (keep < 0).any() or (keep >= n).any() or (keep.diff(dim=-1) == 0).any():
+        raise ValueError(f"rule {rule!r} must return {m} different indices from 0 to {n - 1}")
     return keep
 
 
@@ -231,8 +213,8 @@ def _centred(x: torch.Tensor) -> torch.Tensor:
 def _precision(rewards: torch.Tensor) -> torch.Tensor:
     """The relative precision [..., 1] to which each group's float64 rewards are known.
 
-    A tenth that was ever held in float32 is off by 1e-9 in every container after that, and is known
-    by its 24 significant bits. Integers, halves and the like have fewer, and are exact.
+    A tenth that was once a float32 stays wrong by 1e-9, and is recognised by its 24 significant
+    bits. Integers, halves and the like have fewer bits, and are exact.
     """
     mantissa = torch.frexp(rewards).mantissa  # [..., n] in [0.5, 1)
 
@@ -244,14 +226,10 @@ def _precision(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def _check(rewards: torch.Tensor, m: int) -> tuple[torch.Tensor, int, torch.device]:
-    """Rewards as a detached float64 tensor [..., n], m as an int, the rewards' own device.
-
-    Raises:
-        ValueError: see `max_variance`.
-    """
+    """Rewards as a detached float64 tensor [..., n], m as an int, the rewards' own device."""
     if not isinstance(rewards, torch.Tensor):
-        # As Python's numbers: torch takes no NumPy view of negative strides or foreign byte order,
-        # and would read a list of floats as float32 and merge close rewards.
+        # By way of Python's numbers: torch takes no NumPy view of negative strides or foreign byte
+        # order, and would read a list of floats as float32, in which close rewards are equal.
         rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards
         rewards = torch.tensor(rewards, dtype=torch.float64)
     rewards, device = rewards.detach(), rewards.device
@@ -261,16 +239,14 @@ def _check(rewards: torch.Tensor, m: int) -> tuple[torch.Tensor, int, torch.devi
         rewards = rewards.cpu().to(torch.float64).contiguous()
     m = operator.index(m)
     if rewards.dim() == 0 or rewards.shape[-1] == 0:
-        raise ValueError(
-            f"empty group: rewards have shape {list(rewards.shape)}, need [..., n >= 2]"
-        )
+        shape = list(rewards.shape)
+        raise ValueError(f"empty group: rewards have shape {shape}, need [..., n >= 2]")
     n = rewards.shape[-1]
     if m < 2:
         raise ValueError(f"m={m} is too small: the variance of fewer than 2 rewards says nothing")
     if m > n:
         raise ValueError(f"m={m} is larger than n={n}: lower m or generate more rollouts")
-    # The one place where a GPU has to answer before we go on; a NaN that slips through would be
-    # sorted to one end and selected first.
+    # A NaN would be sorted to one end and selected first. (Only here a GPU has to answer at once.)
     finite = rewards.isfinite()
     if not finite.all():
         index = tuple((~finite).nonzero()[0].tolist())

@@ -5,16 +5,14 @@
     sampler.sync(model)                   # after every update, or the next rollouts are of the past
     kept = rollouts.select(keep)          # keep [P, m] from pods.py -> the same record with m for n
 
-`prompts` are lists of token ids, already rendered (tasks.encode): text that is tokenised here would
-get a second BOS. Sampling is the plain softmax of logits / temperature. Nothing of a checkpoint's
-generation config (top-p, top-k, repetition penalty) leaks in, because the log-probs of the loss
-know nothing of it either.
+`prompts` are lists of token ids (tasks.encode): text that is tokenised here would get a second BOS.
+Sampling is the plain softmax of logits / temperature. A checkpoint's generation config (top-p,
+top-k, repetition penalty) is not used, because the log-probs of the loss know nothing of it either.
 
 `TorchSampler` needs nothing but the model. It computes each distinct *prefix* once: the n rollouts
 of a prompt start as one row of the batch, which is copied only where they choose different tokens,
-and rollouts that have finished leave the batch. Keys and values are written into a buffer instead
-of being concatenated. Left out: paged memory, continuous batching, CUDA graphs. Those are an
-inference engine's work, and `VLLMSampler` is one.
+and rollouts that have finished leave the batch. Left out: paged memory, continuous batching, CUDA
+graphs. Those are an inference engine's work, and `VLLMSampler` is one.
 
 Legend: P prompts, n rollouts a prompt, B = P*n rows, L prompt tokens, T completion tokens,
 V vocabulary.
@@ -30,7 +28,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache, DynamicLayer
 
-from logprobs import positions, whole, with_cache
+from logprobs import positions, whole
 
 
 @dataclass
@@ -47,18 +45,17 @@ class Rollouts:
 
     def select(self, keep: torch.Tensor) -> "Rollouts":
         """The rollouts keep [P, m] of each prompt, every field from the same rows, T trimmed."""
-        index = keep.to(self.mask.device)[..., None].expand(
-            -1, -1, self.mask.shape[-1]
-        )  # [P, m, T]
-        mask = self.mask.gather(1, index)  # [P, m, T]
+        keep = keep.to(self.mask.device)
+        rows = torch.arange(len(keep), device=keep.device)[:, None], keep  # [P, 1] and [P, m]
+        mask = self.mask[rows]  # [P, m, T]
         longest = int(mask.sum(-1).max())
         return Rollouts(
             self.prompt_ids,
             self.prompt_mask,
-            self.completion_ids.gather(1, index)[..., :longest],
+            self.completion_ids[rows][..., :longest],
             mask[..., :longest],
-            self.log_probs.gather(1, index)[..., :longest],
-            self.finished.gather(1, keep.to(self.mask.device)),
+            self.log_probs[rows][..., :longest],
+            self.finished[rows],
             [[texts[i] for i in row] for texts, row in zip(self.texts, keep.tolist(), strict=True)],
         )
 
@@ -72,12 +69,19 @@ class Rollouts:
 
 def eos_token_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Every token that ends a completion: chat models often have two (end of turn, end of text)."""
-    ids = {tokenizer.eos_token_id}
-    config = getattr(model, "generation_config", None)
-    if config is not None and config.eos_token_id is not None:
-        eos = config.eos_token_id
-        ids |= set(eos) if isinstance(eos, (list, tuple)) else {eos}
+    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = {tokenizer.eos_token_id, *(eos if isinstance(eos, (list, tuple)) else [eos])}
     return sorted(ids - {None})
+
+
+def left_padded(
+    prompts: Sequence[Sequence[int]], device: torch.device | str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The prompts' ids [P, L], and the mask [P, L] of what is not padding."""
+    L = max(map(len, prompts))
+    ids = [[0] * (L - len(p)) + list(p) for p in prompts]
+    mask = [[False] * (L - len(p)) + [True] * len(p) for p in prompts]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
 def pack(
@@ -90,10 +94,10 @@ def pack(
 ) -> Rollouts:
     """A `Rollouts` from ragged lists: P prompts and P*n completions, those of a prompt together.
 
-    A completion ends with its first EOS, and that EOS is part of it: it has a log-prob, it is
-    trained, and without it no policy would learn to stop. What a sampler emitted after it is
-    dropped. Masks are made from these lengths: comparing ids with the padding token would hide EOS
-    where both are one. So nobody reads what pads a row, and it is token 0, which every model has.
+    A completion ends with its first EOS, and that EOS is part of it: it has a log-prob and is
+    trained on, or no policy would learn to stop. What comes after it is dropped. Masks are made
+    from these lengths: comparing ids with the padding token would hide EOS where both are one
+    token. So rows can be padded with any token, here with 0.
     """
     stop = set(eos_ids)
     P, n = len(prompts), len(completions) // len(prompts)
@@ -106,16 +110,13 @@ def pack(
         # EOS is cut by position and special tokens stay: some tokenizers call <think> special.
         texts.append(tokenizer.decode(tokens[:end], skip_special_tokens=False))
 
-    L, T = max(map(len, prompts)), max(lengths)
-    prompt_ids = [[0] * (L - len(p)) + list(p) for p in prompts]
-    prompt_mask = [[False] * (L - len(p)) + [True] * len(p) for p in prompts]
+    T = max(lengths)
     rows = list(zip(completions, log_probs, lengths, strict=True))
     completion_ids = [[*tokens[:length], *[0] * (T - length)] for tokens, _, length in rows]
     padded_log_probs = [[*values[:length], *[0.0] * (T - length)] for _, values, length in rows]
     lengths = torch.tensor(lengths, device=device).view(P, n, 1)
     return Rollouts(
-        torch.tensor(prompt_ids, device=device),
-        torch.tensor(prompt_mask, device=device),
+        *left_padded(prompts, device),
         torch.tensor(completion_ids, dtype=torch.long, device=device).view(P, n, T),
         torch.arange(T, device=device) < lengths,
         torch.tensor(padded_log_probs, dtype=torch.float32, device=device).view(P, n, T),
@@ -127,7 +128,7 @@ def pack(
 def check_request(
     prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float, limit: int | None
 ) -> None:
-    """ValueError for what no sampler can do; `limit` is the positions a sequence may have."""
+    """Raise ValueError for what no sampler can do; `limit`: see `max_positions`."""
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: must be above 0")
     longest = max(map(len, prompts))
@@ -143,8 +144,8 @@ def check_request(
 def max_positions(model: nn.Module) -> int | None:
     """How many tokens a sequence of this model may have; None if it does not say.
 
-    With longrope, a pass beyond the original context turns all positions otherwise, and keys that
-    were cached before would not fit those after. So the original context is the limit.
+    With longrope, a pass beyond the original context encodes all positions differently, and keys
+    that were cached before would not fit those after. So the original context is the limit.
     """
     config = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
@@ -163,11 +164,11 @@ def draw(
 
     By the inverse of the cumulative distribution: u is uniform in [0, 1), and the token is the
     first at which the sum of the probabilities exceeds u. That takes one random number a rollout;
-    `multinomial` takes one for each of V tokens, which for V = 49,152 were 11% of all generation.
+    `multinomial` takes V of them, which with V = 49,152 was 11% of all generation.
     """
-    # In units of 2**-52 all are whole numbers, and float64 adds those exactly, in any order. So the
-    # sums are not moved by a token of probability 0, not even on a GPU, and it is never drawn. In
-    # float32 the sums would lose what is below 2**-24: of a large vocabulary that is much in all.
+    # In units of 2**-52 all are whole numbers, and float64 adds those exactly, in any order. So a
+    # token of probability 0 leaves the sum as it is, even on a GPU, and is never drawn. In float32
+    # the sums would lose tokens below 2**-24, which may be much of a large vocabulary together.
     sums = probabilities.double().mul_(2.0**52).round_().cumsum_(-1)  # [rows, V]
     u = torch.rand(len(row), 1, dtype=torch.float64, device=row.device, generator=generator)
     token = torch.searchsorted(sums[row], u * sums[row, -1:], right=True)[:, 0]  # [G]
@@ -177,7 +178,7 @@ def draw(
 class _BufferLayer(DynamicLayer):
     """One layer's keys and values, in a buffer with room for the completion.
 
-    The usual cache is concatenated anew for every token, which copies all earlier tokens each time.
+    The usual cache is concatenated for every new token, which copies all earlier ones.
     """
 
     def __init__(self, prompt: DynamicLayer, room: int) -> None:
@@ -220,19 +221,19 @@ class TorchSampler:
         self.model, self.tokenizer, self.dtype = model, tokenizer, dtype
         self.eos_ids = eos_token_ids(model, tokenizer)
 
+    @torch.no_grad()
     def sync(self, model: nn.Module) -> None:
-        """Take the updated weights. Usually that is the same object: there is nothing to copy.
+        """Take the updated weights. Usually `model` is this sampler's own: nothing is copied.
 
         A model that FSDP has spread over the processes cannot be sampled from. Then this sampler
-        has a whole model of its own, and what is trained is gathered and copied into it.
+        has a whole copy, and the trained weights are gathered into it.
         """
         if not any(isinstance(weight, DTensor) for weight in model.parameters()):
             self.model = model
             return
         for own, weight in zip(self.model.parameters(), model.parameters(), strict=True):
             if weight.requires_grad:
-                with torch.no_grad():
-                    own.copy_(whole(weight.detach()))
+                own.copy_(whole(weight))
 
     def sleep(self) -> None:
         """Give memory to the update. This sampler holds none between calls."""
@@ -252,15 +253,13 @@ class TorchSampler:
 
         Args:
             prompts: P lists of token ids, of any lengths.
-            n: rollouts a prompt.
-            max_new_tokens: the longest a completion may get, EOS included.
+            max_new_tokens: the most that a completion may have, EOS included.
             temperature: above 0; the policy is softmax(logits / temperature).
             seed: the same seed, prompts and weights give the same rollouts on the same machine.
                 Give every step and every process its own.
 
         Raises:
-            ValueError: a temperature that is not above 0, an empty prompt, or a completion that
-                would not fit the model's positions.
+            ValueError: see `check_request`.
         """
         check_request(prompts, max_new_tokens, temperature, max_positions(self.model))
         device = self.model.device
@@ -275,34 +274,23 @@ class TorchSampler:
 
     @torch.inference_mode()
     def _decode(self, prompts, n, max_new_tokens, temperature, seed):
-        """The completions as ragged lists, B = P*n, and their log-probs."""
-        device, P = self.model.device, len(prompts)
+        """B = P*n lists of tokens and of their log-probs; what comes after an EOS means nothing."""
+        device, P, B = self.model.device, len(prompts), len(prompts) * n
         generator = torch.Generator(device).manual_seed(seed)
-        L = max(map(len, prompts))
-        attention = torch.tensor(
-            [[0] * (L - len(p)) + [1] * len(p) for p in prompts], device=device
-        )
-        ids = torch.tensor([[0] * (L - len(p)) + list(p) for p in prompts], device=device)  # [P, L]
+        ids, attention = left_padded(prompts, device)  # [P, L]
+        L = ids.shape[1]
 
         # Full layers even for models with a sliding window: their masks apply the window.
         cache = DynamicCache()
-        logits = self.model(
-            input_ids=ids,
-            attention_mask=attention,
-            position_ids=positions(attention),
-            logits_to_keep=1,
-            **with_cache(self.model, cache),
-        ).logits[:, -1]  # [P, V]
+        logits = self._logits(cache, ids, attention, positions(attention))  # [P, V]
         cache = Cache(layers=[_BufferLayer(layer, max_new_tokens) for layer in cache.layers])
         position = attention.sum(-1, keepdim=True)  # [P, 1]
         # Without padding no mask is needed, and attention is faster without one.
-        padded = bool((attention == 0).any())
+        padded = not attention.all()
         attention = pad(attention, (0, max_new_tokens), value=1)  # [P, L + max_new_tokens]
 
-        B = P * n
         tokens = torch.zeros(B, max_new_tokens, dtype=torch.long, device=device)
-        chosen = torch.zeros(B, max_new_tokens, device=device)  # [B, T] log-probs
-        lengths = torch.full((B,), max_new_tokens, device=device)
+        chosen = torch.zeros(B, max_new_tokens, device=device)  # their log-probs
         eos = torch.tensor(self.eos_ids, device=device)
         # `going` are the rollouts not yet finished, `row` is the row of the batch that each is in.
         # A row is a prefix: rollouts that have chosen the same tokens so far are in the same row.
@@ -312,9 +300,8 @@ class TorchSampler:
             probabilities = (logits.float() / temperature).softmax(-1)  # [rows, V]
             token = draw(probabilities, row, generator)  # [going]
             tokens[going, t], chosen[going, t] = token, probabilities[row, token].log()
-            ended = torch.isin(token, eos)  # [going]
-            lengths[going[ended]] = t + 1
-            going, row, token = going[~ended], row[~ended], token[~ended]
+            goes_on = ~torch.isin(token, eos)  # [going]
+            going, row, token = going[goes_on], row[goes_on], token[goes_on]
             if len(going) == 0 or t + 1 == max_new_tokens:
                 break
             # The next batch has one row for each distinct (prefix, next token).
@@ -324,16 +311,15 @@ class TorchSampler:
             if not torch.equal(parent, torch.arange(len(logits), device=device)):
                 cache.batch_select_indices(parent)
                 position, attention = position[parent], attention[parent]
-            logits = self.model(
-                input_ids=token[:, None],
-                attention_mask=attention[:, : L + t + 1] if padded else None,
-                position_ids=position,
-                **with_cache(self.model, cache),
-            ).logits[:, -1]  # [rows, V]
+            mask = attention[:, : L + t + 1] if padded else None
+            logits = self._logits(cache, token[:, None], mask, position)  # [rows, V]
             position = position + 1
         if not chosen.isfinite().all():
             raise RuntimeError("the model's logits are not finite: nothing can be sampled from it")
-        ends = lengths.tolist()
-        tokens, chosen = tokens.tolist(), chosen.tolist()
-        cut = [(row[:end], values[:end]) for row, values, end in zip(tokens, chosen, ends)]
-        return [row for row, _ in cut], [values for _, values in cut]
+        return tokens.tolist(), chosen.tolist()
+
+    def _logits(self, cache, input_ids, attention_mask, position_ids) -> torch.Tensor:
+        """The logits [rows, V] after the last of these tokens; the cache takes them all."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+        return self.model(**inputs, position_ids=position_ids, **options).logits[:, -1]

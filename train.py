@@ -13,15 +13,14 @@ The baselines are settings of the same loop, not other code. What it rests on is
 concept a file: what a run holds (run.py, learner.py), what it leaves on disk (storage.py), several
 processes (processes.py), evaluation and curves (evaluation.py), the settings (settings.py).
 
-Everything random is a function of (seed, step, process): prompts, rollouts, the random rule. A run
-that is resumed needs no generator state to repeat exactly what the uninterrupted one did: on CPUs.
-On a GPU the same seeds are drawn from, but attention's backward pass adds up in no fixed order, so
-that two runs part by rounding errors, resumed or not.
+Prompts, rollouts and the random rule are functions of (seed, step, process), so a run that is
+resumed repeats exactly what the uninterrupted one did: on CPUs. On a GPU, attention's backward pass
+adds up in no fixed order, so two runs of one seed differ by rounding errors, resumed or not.
 
-Legend: P prompts, n rollouts a prompt, m kept, B = P*m sequences, L prompt and T completion tokens.
-Left out: schedules other than warm-up then constant (the paper's); DAPO's dynamic sampling (other
-prompts for groups without signal: each try costs n more rollouts, and with n = 64 few groups need
-one); and everything that an option nobody used would add.
+Legend: P prompts, n rollouts a prompt, m kept, B = P*m sequences, b of them in a micro-batch, L
+prompt and T completion tokens. Left out: schedules other than warm-up then constant (the paper's);
+DAPO's dynamic sampling (other prompts for groups without signal: each try costs n more rollouts,
+and with n = 64 few groups need one).
 """
 
 import signal
@@ -55,7 +54,7 @@ from support.run import Run
 from support.settings import Config, as_flags
 from support.storage import Folder, new_folder, write_atomically
 
-FAILURES = 3  # gradients in a row that are not finite end a run
+FAILURES = 3  # so many gradients in a row that are not finite end a run
 
 
 def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
@@ -78,7 +77,7 @@ def train(config: Config, out: Path | None, resume: bool = False) -> list[dict]:
         print(f"resuming after step {progress.step}" + over * progress.is_over(config))
 
     saved, failed = progress.step, 0  # the step of the newest checkpoint; failures in a row
-    hidden = None if run.processes.first else True  # None: where the output is no terminal
+    hidden = not run.processes.first or None  # None: where the output is no terminal
     bar = tqdm(total=config.steps, initial=progress.step, unit="step", disable=hidden)
     with StopSignal(run.processes) as stop, bar:
         if not progress.rows:
@@ -143,19 +142,18 @@ def train_step(run: Run, step: int) -> tuple[dict, dict[str, list[dict]]]:
         parts = run.score([problem for problem in problems for _ in range(n)], completions)
         rewards = torch.tensor(parts["total"], dtype=torch.float64).view(P, n)  # [P, n]
     with run.clock("select"):
-        # Each group is decided by its own rewards alone: processes need not communicate for it.
-        # Of equally good ones the first are kept: rollouts have no order, so that is by chance.
-        generator = torch.Generator().manual_seed(run.seed("rule", step))
-        # The rule may see a part of the reward alone; the paper's sees the total.
+        # Each group is decided by its own rewards alone. Of equal rewards the first are kept, and
+        # that is a choice by chance, because rollouts have no order.
+        generator = torch.Generator().manual_seed(run.seed("rule", step))  # for "random" alone
+        # The paper's rule sees the total reward; another one may see a part of it.
         seen = torch.tensor(parts[config.select_by], dtype=torch.float64).view(P, n)  # [P, n]
         keep = down_sample(seen, m, config.rule, generator)  # [P, m]
-        kept, kept_rewards = rollouts.select(keep), rewards.gather(-1, keep)  # [P, m]
-        if config.advantages == "kept":
-            # Normalised once, on the kept rewards: the mean of all n is not their zero.
-            advantages = group_advantages(kept_rewards, config.scale)  # [P, m]
-        else:  # before the selection: the paper's appendix A.3, and CPPO
+        kept = rollouts.select(keep)  # [P, m, T]
+        if config.advantages == "kept":  # normalised once, by mean and deviation of the kept
+            advantages = group_advantages(rewards.gather(-1, keep), config.scale)  # [P, m]
+        else:  # by those of all n: the paper's appendix A.3, and CPPO
             advantages = group_advantages(rewards, config.scale).gather(-1, keep)  # [P, m]
-        if config.mask_truncated:  # DAPO's: a text that was cut off is neither good nor bad
+        if config.mask_truncated:  # as DAPO: a text that was cut off is neither good nor bad
             advantages = advantages * kept.finished.cpu()
     with run.clock("update"):
         run.sampler.sleep()  # the memory is the update's until the sync
@@ -176,17 +174,16 @@ def update(
     """One batch's optimiser steps (`epochs` of them) on the kept rollouts, in micro-batches.
 
     Args:
-        learner: the policy, its optimizer, the reference, the settings.
         kept: m rollouts of each of P prompts.
         advantages: [P, m].
         max_new_tokens: the tokens a completion may have; used by the loss "dr_grpo" alone.
 
     Returns:
         `loss` and `entropy` of the last epoch, `grad_norm` before clipping, `skipped` (there was
-        nothing to learn from, or a gradient was not finite and the rest left out), and
-        `logprob_gap`, the `mean` and `max` of |sampler's - trainer's log-prob| over the tokens that
-        were computed (None if none were): about 1e-6 in float32 and 1e-2 in bfloat16. More means
-        that the sampler acts on other weights, or at another temperature, than are trained.
+        nothing to learn from, or a gradient was not finite), and `logprob_gap`, the `mean` and
+        `max` of |sampler's - trainer's log-prob| over the tokens that were computed (None if none
+        were): about 1e-6 in float32 and 1e-2 in bfloat16. If it is larger, the sampler has other
+        weights, or another temperature, than are trained.
     """
     config = learner.config
     stats = {"loss": 0.0, "grad_norm": 0.0, "skipped": True, "entropy": None}
@@ -195,8 +192,8 @@ def update(
     batches, normalizer = learner.prepare(kept, advantages, max_new_tokens)
     if not normalizer:
         return stats
-    # The ratio's denominator belongs to the policy that generated, fixed before the first step.
-    # With a single step that is the policy of this very forward pass: no need to compute it twice.
+    # The ratio's denominator is the policy that generated, so it is fixed before the first step.
+    # With a single step, the forward pass of that step has this policy, and need not be made twice.
     if config.epochs > 1:
         with torch.no_grad():
             for batch in batches:
@@ -215,7 +212,7 @@ def update(
         if gaps and len(gap := torch.cat(gaps)):
             stats["logprob_gap"] = {"mean": gap.mean().item(), "max": Largest(gap.max())}
             stats["entropy"] = torch.cat(entropies).mean().item()
-        if not math.isfinite(norm):  # one step along it would leave no weight finite
+        if not math.isfinite(norm):  # a step along it would leave no weight finite
             return stats
         learner.optimizer.step()
     return stats | {"skipped": False}
@@ -228,24 +225,15 @@ def loss_of(
     config, mask = learner.config, batch.mask
     current, entropy = batch.log_probs(learner.policy, config.temperature, entropy=True)  # [b, T]
     old = current.detach() if batch.old is None else batch.old
-    reference = importance = None
+    options = {"loss_type": config.loss_type, "normalizer": normalizer, "clip": config.clip}
     if config.beta > 0:
         with torch.no_grad(), learner.reference() as policy:
             reference = batch.log_probs(policy, config.temperature)
+        options |= {"beta": config.beta, "ref_log_probs": reference}
     if config.importance_cap:
-        importance = importance_weights(old, batch.sampled, mask, config.importance_cap)
-    loss = grpo_loss(
-        current,
-        old,
-        batch.advantages,
-        mask,
-        loss_type=config.loss_type,
-        normalizer=normalizer,
-        clip=config.clip,
-        beta=config.beta,
-        ref_log_probs=reference,
-        importance=importance,
-    )
+        cap = config.importance_cap
+        options["importance"] = importance_weights(old, batch.sampled, mask, cap)
+    loss = grpo_loss(current, old, batch.advantages, mask, **options)
     return loss, (old - batch.sampled).abs()[mask], entropy[mask]
 
 
@@ -256,19 +244,15 @@ def numbers(
     keep: torch.Tensor,
     advantages: torch.Tensor,
 ) -> dict[str, object]:
-    """What metrics.jsonl says of a step's rollouts.
-
-    Args:
-        rollouts, parts: n of each of P prompts, and the P*n parts of their rewards.
-        rewards, keep, advantages: [P, n], [P, m], [P, m].
-    """
+    """What metrics.jsonl says of a step's rollouts; `parts` holds P*n numbers for each name."""
     right = torch.tensor(parts["accuracy"]).view(rewards.shape)  # [P, n]
+    means = {name: sum(part) / len(part) for name, part in parts.items()}
     return {
         "reward": rewards.mean().item(),  # of all n: how good the policy is
         "reward_kept": rewards.gather(-1, keep).mean().item(),  # pulled towards the middle
         "reward_std": rewards.std(-1).mean().item(),
-        "accuracy": sum(parts["accuracy"]) / rewards.numel(),
-        "rewards": {name: sum(part) / len(part) for name, part in parts.items()},
+        "accuracy": means["accuracy"],
+        "rewards": means,
         "pass_rates": right.mean(-1).tolist(),  # [P]
         "completion_length": rollouts.mask.sum(-1).double().mean().item(),
         "truncated": 1 - rollouts.finished.double().mean().item(),
@@ -307,8 +291,7 @@ def main(argv: list[str] | None = None) -> int:
         print("\nstopped at once; the last checkpoint, if any, is kept", file=sys.stderr)
         return 130
     except Exception as error:
-        known = explained(error)
-        if known is None:
+        if not (known := explained(error)):
             raise
         line, code = known
         # Most are the same for all processes, but a folder may be missing on one machine only.

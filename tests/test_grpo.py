@@ -1,17 +1,15 @@
-"""Advantages and the loss against loops over tokens, finite differences, and TRL."""
+"""Advantages and the loss against loops over tokens and finite differences.
+
+test_trl_pods.py compares the loss and its gradient with TRL's.
+"""
 
 import math
 import statistics
 
 import pytest
 import torch
-from conftest import batch
-from torch import nn
-from transformers import AutoModelForCausalLM
 
 from grpo import LOSS_TYPES, group_advantages, grpo_loss, importance_weights, k3_divergence
-from logprobs import token_log_probs
-from support import tiny
 
 # ---- group advantages ----------------------------------------------------------------------------
 
@@ -192,85 +190,3 @@ def test_kl_without_a_reference_and_unknown_names_are_refused():
     for normalizer in (None, 1.0):
         with pytest.raises(ValueError, match=r"'mean'.*grpo, dapo, dr_grpo"):
             grpo_loss(x, x, torch.ones(1), x + 1, loss_type="mean", normalizer=normalizer)
-
-
-# ---- TRL's definition ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("beta", [0.0, 0.04])
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_the_loss_is_trls(loss_type, beta, micro_batches, tmp_path):
-    """Value and parameter gradients of the real trainer's loss, the temperature included.
-
-    TRL divides by what it calls the gradient accumulation steps (grpo, dr_grpo: means of
-    micro-batches of one size) or by the tokens of the whole batch (dapo), as we do.
-    """
-    trl = pytest.importorskip("trl")
-    datasets = pytest.importorskip("datasets")
-    ours = AutoModelForCausalLM.from_pretrained(tiny.TINY_POLICY)
-    config = trl.GRPOConfig(
-        output_dir=str(tmp_path),
-        loss_type=loss_type,
-        beta=beta,
-        use_bias_correction_kl=False,  # not part of GRPO: it multiplies the KL by the ratio
-        temperature=0.7,
-        per_device_train_batch_size=4 // micro_batches,
-        gradient_accumulation_steps=micro_batches,
-        num_generations=4,
-        max_completion_length=9,
-        disable_dropout=True,
-        gradient_checkpointing=False,
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-    )
-    trainer = trl.GRPOTrainer(
-        str(tiny.TINY_POLICY),
-        reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        args=config,
-        train_dataset=datasets.Dataset.from_dict({"prompt": ["1+1="] * 4}),
-        processing_class=tiny.make_tokenizer(),
-    )
-    theirs = trainer.model.train().float()
-    trainer.current_gradient_accumulation_steps = micro_batches
-
-    ids, attention, mask = batch([(4, 6), (6, 2), (3, 7), (6, 1)], vocab_size=17)
-    T = mask.shape[1]
-    noise = torch.randn(2, 4, T, generator=torch.Generator().manual_seed(6)) / 4
-    old, ref = token_log_probs(ours, ids, attention, T, 0.7).detach() + noise
-    advantages = torch.tensor([1.0, -1.0, 0.5, 0.0])
-
-    loss = grpo_loss(
-        token_log_probs(ours, ids, attention, T, 0.7),
-        old,
-        advantages,
-        mask,
-        loss_type=loss_type,
-        max_completion_length=9,
-        beta=beta,
-        ref_log_probs=ref,
-    )
-    loss.backward()
-    their_loss = 0.0
-    for rows in torch.arange(4).split(4 // micro_batches):
-        part = trainer._compute_loss(
-            theirs,
-            {
-                "prompt_ids": ids[rows, :-T],
-                "prompt_mask": attention[rows, :-T].long(),
-                "completion_ids": ids[rows, -T:],
-                "completion_mask": mask[rows].long(),
-                "advantages": advantages[rows],
-                "old_per_token_logps": old[rows],
-                "ref_per_token_logps": ref[rows],
-                "num_items_in_batch": mask.sum(),
-            },
-        )
-        part.backward()
-        their_loss += part.item()
-    assert loss.item() == pytest.approx(their_loss, abs=1e-6)
-    mine, other = (
-        nn.utils.parameters_to_vector(p.grad for p in m.parameters()) for m in (ours, theirs)
-    )
-    assert (mine - other).norm() < 1e-5 * mine.norm()

@@ -72,19 +72,26 @@ class LargestLogits(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_chunks_change_the_memory_and_nothing_else(model, dtype, monkeypatch):
-    """Never more logits than a chunk, neither forward nor in the backward pass."""
+    """Never more logits than a chunk, in neither pass, and none is kept for the backward pass."""
     V, tokens = 19, 4
     model = model.to(dtype)
     ids, attention, mask = batch()
     weights = torch.randn(mask.shape, generator=torch.Generator().manual_seed(4))
-    results = []
+    results, kept = [], []  # kept: the shapes of what autograd stores
+    storing = torch.autograd.graph.saved_tensors_hooks(
+        lambda x: kept.append((*x.shape,)) or x, lambda x: x
+    )
     for limit, largest in ((2**25, mask.numel()), (tokens * V + V - 1, tokens), (1, 1)):
         monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", limit)
         model.zero_grad()
+        kept.clear()
         with LargestLogits(model.get_output_embeddings().weight) as logits:
-            log_probs = token_log_probs(model, ids, attention, mask.shape[1], 0.9)
+            with storing:
+                log_probs = token_log_probs(model, ids, attention, mask.shape[1], 0.9)
             (log_probs * weights)[mask].sum().backward()
         assert logits.tokens == largest
+        # [tokens, V], and not the weight [hidden, V].
+        assert any(shape[1:] == (V,) and shape[0] != 32 for shape in kept) == (limit == 2**25)
         results.append([log_probs.detach(), *(p.grad.float() for p in model.parameters())])
     tolerance = 1e-5 if dtype == torch.float32 else 0.05
     for direct, *chunked in zip(*results):
@@ -127,23 +134,6 @@ def test_the_output_layers_gradient_is_added_up_in_float32(monkeypatch):
     exact = gradient(logprobs.Policy(model))
     assert (found - exact).norm() < 0.004 * exact.norm()
     assert (with_cache - exact).norm() > 0.01 * exact.norm()  # what it is about
-
-
-def test_a_chunk_is_not_kept_for_the_backward_pass(monkeypatch):
-    """Autograd would keep the logits of every chunk, and all of them are what does not fit."""
-    ids, attention, mask = batch()
-    model = random_model("qwen2", hidden_size=16, num_attention_heads=2)
-    kept = []
-    for limit in (2**25, 4 * 19):
-        monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", limit)
-        shapes = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda x: shapes.append(tuple(x.shape)) or x,  # noqa: B023
-            lambda x: x,
-        ):
-            token_log_probs(model, ids, attention, mask.shape[1])
-        kept.append(sum(shape[0] for shape in shapes if shape[1:] == (19,) and shape[0] != 16))
-    assert kept[0] >= mask.numel() and kept[1] == 0
 
 
 def test_no_completion_tokens_no_log_probs():

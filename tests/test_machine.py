@@ -68,12 +68,11 @@ def test_any_name_will_do_and_the_printed_command_goes_on_in_a_shell(tmp_path, c
     assert train.main([*SHORT, *again]) == 0
 
 
-@pytest.mark.parametrize("name", ["a b", "$HOME", "größe 数", "it's", "[x]*?", "a=b"])
-def test_data_lies_anywhere(tmp_path, name):
+def test_data_lies_anywhere(tmp_path):
     row = {"question": "How much?", "answer": "#### 3"}
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "train.jsonl").write_text(json.dumps(row) + "\n")
-    assert load_task("gsm8k", "train", tmp_path / name)[0].answer == "3"
+    (tmp_path / ALL).mkdir()
+    (tmp_path / ALL / "train.jsonl").write_text(json.dumps(row) + "\n")
+    assert load_task("gsm8k", "train", tmp_path / ALL)[0].answer == "3"
 
 
 # ---- launchers -----------------------------------------------------------------------------------

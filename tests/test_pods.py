@@ -4,7 +4,7 @@ import math
 import random
 from collections import Counter
 from fractions import Fraction
-from itertools import accumulate, combinations
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -25,38 +25,23 @@ from pods import (
 # ---- oracles -------------------------------------------------------------------------------------
 
 
-def spread(values) -> Fraction:
-    """m^2 times the variance: the same order, and without rounding."""
-    values = [Fraction(value) for value in values]
+def spread(values) -> int:
+    """m^2 times the variance of whole numbers: the same order, and without rounding."""
     return len(values) * sum(value * value for value in values) - sum(values) ** 2
 
 
 def as_integers(rewards) -> list[int]:
-    """The rewards (floats are binary fractions) on a common integer scale, for speed."""
+    """The rewards (floats are binary fractions) on a common integer scale."""
     rewards = rewards if isinstance(rewards, list) else rewards.tolist()  # exact for every dtype
     fractions = [Fraction(value) for value in rewards]
     scale = math.lcm(*(value.denominator for value in fractions))
     return [int(value * scale) for value in fractions]
 
 
-def best_spread(values: list[int], m: int) -> int:
-    """The largest spread of any subset of size m, by looking at every one."""
-    return max(
-        m * sum(x * x for x in subset) - sum(subset) ** 2 for subset in combinations(values, m)
-    )
-
-
-def best_split(values: list[int], m: int) -> int:
-    """The same for large groups, by the lemma: every split into k lowest and m - k highest."""
+def splits(values: list[int], m: int) -> list[list[int]]:
+    """The candidates of the lemma: the k lowest and the m - k highest, k = 0..m."""
     x = sorted(values)
-    sums = [0, *accumulate(x)]
-    squares = [0, *accumulate(value * value for value in x)]
-    splits = []
-    for k in range(m + 1):
-        high = len(x) - (m - k)
-        total = sums[k] + sums[-1] - sums[high]
-        splits.append(m * (squares[k] + squares[-1] - squares[high]) - total**2)
-    return max(splits)
+    return [x[:k] + x[len(x) - m + k :] for k in range(m + 1)]
 
 
 def select(rewards, m: int, rule=max_variance) -> list[int]:
@@ -72,7 +57,6 @@ def select(rewards, m: int, rule=max_variance) -> list[int]:
 
 KINDS = {
     "a list of tied integers": lambda rng, n: [rng.randint(0, 2) for _ in range(n)],
-    "negative": lambda rng, n: [-rng.randint(0, 40) for _ in range(n)],
     "continuous": lambda rng, n: [rng.gauss(0, 1) for _ in range(n)],
     "huge offset": lambda rng, n: [1e9 + rng.randint(0, 40) / 2**20 for _ in range(n)],
     "one outlier": lambda rng, n: [
@@ -85,7 +69,6 @@ KINDS = {
     "float32 with an offset": lambda rng, n: 4096 + torch.tensor(rng.choices([0.0, 0.001, 1], k=n)),
     "bool": lambda rng, n: torch.tensor([rng.random() < 0.3 for _ in range(n)]),
     "int8": lambda rng, n: torch.tensor([rng.randint(-128, 127) for _ in range(n)]).to(torch.int8),
-    "NumPy float32": lambda rng, n: np.array([rng.gauss(5, 1) for _ in range(n)], np.float32),
     "NumPy int64": lambda rng, n: np.array([rng.randint(-5, 5) for _ in range(n)]),
 }
 
@@ -98,8 +81,8 @@ def test_max_variance_equals_brute_force_over_all_subsets(kind):
         m = rng.randint(2, n)
         rewards = KINDS[kind](rng, n)
         values = as_integers(rewards)
-        got = spread(values[i] for i in select(rewards, m))
-        assert got == best_spread(values, m), (rewards, m)
+        got = spread([values[i] for i in select(rewards, m)])
+        assert got == max(map(spread, combinations(values, m))), (rewards, m)
 
 
 @settings(deadline=None, max_examples=150)
@@ -110,7 +93,8 @@ def test_max_variance_equals_brute_force_over_all_subsets(kind):
 def test_max_variance_equals_brute_force_on_what_hypothesis_finds(rewards, data):
     m = data.draw(st.integers(2, len(rewards)))
     values = as_integers(rewards)
-    assert spread(values[i] for i in select(rewards, m)) == best_spread(values, m)
+    got = spread([values[i] for i in select(rewards, m)])
+    assert got == max(map(spread, combinations(values, m)))
 
 
 @pytest.mark.parametrize("shape", [(0,), (7,), (2, 1, 3)])
@@ -125,19 +109,16 @@ def test_a_batch_is_its_groups_one_by_one(shape):
         assert all(row.tolist() == select(group, m) for row, group in groups)
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(-1000, 1000), min_size=2, max_size=40), st.data())
-def test_an_offset_or_a_positive_scale_changes_nothing(rewards, data):
-    m = data.draw(st.integers(2, len(rewards)))
-    offset = data.draw(st.integers(-(10**12), 10**12))
-    scale = data.draw(st.sampled_from([2**-10, 3, 1000, 2**30]))
-    assert select([scale * value + offset for value in rewards], m) == select(rewards, m)
-
-
 @pytest.mark.parametrize(
     "reward",
-    [lambda x: x, lambda x: x / 10, lambda x: 1 + x / 10],
-    ids=["integers", "tenths", "tenths above 1"],
+    [
+        lambda x: x,
+        lambda x: 10**12 + x,
+        lambda x: x * 2**30,
+        lambda x: x / 10,
+        lambda x: 1 + x / 10,
+    ],
+    ids=["integers", "with an offset", "large", "tenths", "tenths above 1"],
 )
 def test_ties_are_decided_as_documented(reward):
     """Lowest index first among equal rewards, most high rewards among splits of equal variance.
@@ -149,9 +130,8 @@ def test_ties_are_decided_as_documented(reward):
         n = rng.randint(2, 14)
         m = rng.randint(2, n)
         values = [rng.randint(0, rng.randint(1, 11)) for _ in range(n)]
-        x = sorted(values)
-        splits = [x[:k] + x[n - m + k :] for k in range(m + 1)]
-        kept = max(splits, key=spread)  # the first of the best: the fewest low, the most high
+        # The first of the best: the fewest low, the most high.
+        kept = max(splits(values, m), key=spread)
         expected = []
         for value, count in Counter(kept).items():
             expected += [i for i in range(n) if values[i] == value][:count]
@@ -203,15 +183,12 @@ def test_the_rewards_are_left_alone():
 
 def test_large_groups_with_an_offset_and_outliers():
     generator = torch.Generator().manual_seed(3)
-    many = torch.randint(0, 1000, (8, 1024), generator=generator)
-    many[::3, 0] = 10**6  # an outlier in every third group
-    large = (torch.randn(1, 200_000, generator=generator) * 2**10).round().long() + 1000 * 2**10
-    for grid, m in ((many, 256), (large, 50_000)):
-        keep = max_variance(grid.float() / 2**10, m)
-        assert keep.shape == (len(grid), m) and bool((keep.diff() > 0).all())
-        for group, kept in zip(grid.tolist(), grid.gather(1, keep).tolist()):
-            got = m * sum(value * value for value in kept) - sum(kept) ** 2
-            assert got == best_split(group, m)
+    grid = torch.randint(0, 1000, (8, 1024), generator=generator)
+    grid[::3, 0] = 10**6  # an outlier in every third group
+    keep = max_variance(grid.float() / 2**10, 256)
+    assert keep.shape == (8, 256) and bool((keep.diff() > 0).all())
+    for group, kept in zip(grid.tolist(), grid.gather(1, keep).tolist()):
+        assert spread(kept) == max(map(spread, splits(group, 256)))
 
 
 # ---- what rewards come in ------------------------------------------------------------------------
@@ -275,18 +252,15 @@ def random_groups(count: int):
         yield [rng.randint(0, 8) for _ in range(n)], rng.randint(2, n)
 
 
-def test_max_reward_takes_the_highest_first_among_equals():
-    for rewards, m in random_groups(300):
-        order = sorted(range(len(rewards)), key=lambda i: (-rewards[i], i))
-        assert select(rewards, m, max_reward) == sorted(order[:m])
-
-
-def test_percentile_takes_the_middle_of_each_slice():
+def test_max_reward_and_percentile_take_their_places_in_a_sorted_list():
+    """Lowest index first among equals; the middles of m equal slices."""
     for rewards, m in random_groups(300):
         n = len(rewards)
-        order = sorted(range(n), key=lambda i: (rewards[i], i))
-        quantiles = [Fraction(2 * i + 1, 2 * m) for i in range(m)]  # (i + 0.5) / m
-        assert select(rewards, m, percentile) == sorted(order[math.floor(q * n)] for q in quantiles)
+        falling = sorted(range(n), key=lambda i: (-rewards[i], i))
+        assert select(rewards, m, max_reward) == sorted(falling[:m])
+        rising = sorted(range(n), key=lambda i: (rewards[i], i))
+        middles = [math.floor(Fraction(2 * i + 1, 2 * m) * n) for i in range(m)]  # (i + 0.5) / m
+        assert select(rewards, m, percentile) == sorted(rising[place] for place in middles)
 
 
 def test_max_advantage_takes_what_is_farthest_from_the_mean_lowest_index_first():
@@ -371,18 +345,18 @@ def test_an_unknown_rule_is_named_with_the_choices():
         ([0, 1, 2], r"shape \[3\]"),
         ([[True, True, True, False]] * 2, r"torch\.bool of shape \[2, 4\]"),
         ([[0.0, 1.0, 2.0]] * 2, "float32"),
-        ([[0, 1, 1], [0, 1, 2]], "an index twice for one group: need 3 different"),
-        ([[0, 1, 2], [0, 1, 4]], r"an index outside of 0 \.\. 3"),
-        ([[0, 1, 2], [-1, 1, 2]], "an index outside"),
+        ([[0, 1, 1], [0, 1, 2]], "must return 3 different indices from 0 to 3"),
+        ([[0, 1, 2], [0, 1, 4]], "must return 3 different"),
+        ([[0, 1, 2], [-1, 1, 2]], "must return 3 different"),
+        ([[3, 0, 2], [1, 3, 0]], None),  # in any order
     ],
 )
-def test_a_rule_of_ones_own_that_is_wrong_says_so(answer, message, monkeypatch):
-    monkeypatch.setitem(RULES, "mine", lambda rewards, m: torch.tensor(answer))
-    with pytest.raises(ValueError, match=f"rule 'mine' returned .*{message}"):
-        down_sample(torch.arange(8.0).view(2, 4), 3, "mine")
-
-
-def test_a_rule_of_ones_own_may_return_lists_in_any_order(monkeypatch):
-    monkeypatch.setitem(RULES, "mine", lambda rewards, m: [[3, 0, 2], [1, 3, 0]])
-    keep = down_sample(torch.arange(8.0).view(2, 4), 3, "mine")
-    assert keep.tolist() == [[0, 2, 3], [0, 1, 3]] and keep.dtype == torch.int64
+def test_a_rule_of_ones_own_is_checked(answer, message, monkeypatch):
+    monkeypatch.setitem(RULES, "mine", lambda rewards, m: answer)
+    rewards = torch.arange(8.0).view(2, 4)
+    if message is None:
+        keep = down_sample(rewards, 3, "mine")
+        assert keep.tolist() == [[0, 2, 3], [0, 1, 3]] and keep.dtype == torch.int64
+    else:
+        with pytest.raises(ValueError, match=f"rule 'mine' .*{message}"):
+            down_sample(rewards, 3, "mine")

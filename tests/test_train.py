@@ -6,14 +6,7 @@ import threading
 
 import pytest
 import torch
-from conftest import (
-    assert_equal,
-    fixed_batch,
-    metrics,
-    small,
-    weights_of,
-    without_times,
-)
+from conftest import assert_equal, fixed_batch, metrics, small, weights_of, without_times
 from transformers import AutoModelForCausalLM
 
 import support.run
@@ -241,23 +234,19 @@ def test_single_gradients_that_are_not_finite_are_passed_over(tmp_path, broken_s
     assert "step 4: the gradient is not finite" in printed.err
 
 
-def test_kill_after_a_checkpoint_that_failed_steps_put_off_is_resumed(
-    tmp_path, broken_steps, monkeypatch
-):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    broken_steps |= {2, 3}
-    train.train(small(save_every=2), whole)
-    alive = train.train_step
+def test_a_kill_before_the_first_checkpoint_is_resumed(finished, tmp_path, monkeypatch):
+    step_of = train.train_step
 
     def die(run, step):
         if step == 4:  # with three steps logged and nothing saved
             raise KeyboardInterrupt
-        return alive(run, step)
+        return step_of(run, step)
 
+    out = tmp_path / "killed"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(train, "train_step", die)
-        train.train(small(save_every=2), killed)
-    assert not list((killed / "checkpoint").glob("*")) and len(metrics(killed)) == 4
-    assert train.main(["--resume", "--out", str(killed)]) == 0
-    assert without_times(killed) == without_times(whole)
-    assert_equal(weights_of(killed), weights_of(whole))
+        train.train(small(save_every=100), out)
+    assert not list((out / "checkpoint").glob("*")) and len(metrics(out)) == 4
+    assert train.main(["--resume", "--out", str(out)]) == 0
+    assert without_times(out) == without_times(finished)
+    assert_equal(weights_of(out), weights_of(finished))
