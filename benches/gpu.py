@@ -11,7 +11,6 @@ Legend: P prompts, n rollouts a prompt, m kept, L prompt and T completion tokens
 """
 
 import argparse
-import importlib.metadata
 import os
 import shlex
 import statistics
@@ -21,7 +20,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +27,7 @@ from pathlib import Path
 import torch
 
 import train
-from benches.measure import evaluated, train_settings, write
+from benches.measure import evaluated, machine, train_settings, write
 from benches.update import full_update
 from rollouts import Rollouts
 from support.errors import InputError
@@ -66,10 +64,10 @@ def gpu(arguments: argparse.Namespace) -> dict:
     return result
 
 
-def part(result: dict, save: Callable[[dict], object], name: str, function: Callable) -> None:
+def part(result: dict, save: Callable, name: str, function: Callable, *arguments) -> None:
     """Call a function, print and save what it returns as a part of the result, or why it failed."""
     try:
-        result[name] = function()
+        result[name] = function(*arguments)
     except Exception:  # whatever it is: the other parts do not depend on it
         result[name] = {"failed": traceback.format_exc()}
     if RANK == 0:
@@ -78,11 +76,12 @@ def part(result: dict, save: Callable[[dict], object], name: str, function: Call
 
 
 def measure(config: Config, sizes: Sequence[int], steps: int, report: Callable) -> None:
-    """All parts, on whatever there is: `report` is called with their names and functions.
+    """All parts, on whatever there is.
 
     Args:
         config: with an adapter; its n is replaced by each of the sizes, which ascend.
         steps: of every case, at least two of each size.
+        report: called with each part's name, its function and that one's arguments.
     """
     config = replace(config, n=sizes[-1], m=min(config.m, sizes[0]))
     cases = {"adapter": config, "all weights": replace(config, lora_rank=0)}
@@ -91,28 +90,18 @@ def measure(config: Config, sizes: Sequence[int], steps: int, report: Callable) 
     else:
         tiny = Config(n=sizes[-1], m=min(16, sizes[0]), eval_problems=256)
         cases = {"tiny policy": tiny} | cases | {"float32": replace(config, dtype="float32")}
-    report("versions", versions)
+    report("machine", machine)
     for name, case in cases.items():
         runs = []
-        report(f"{name}: start", partial(start, case, runs))
+        report(f"{name}: start", start, case, runs)
         for run in runs:  # none if it could not be started
-            report(f"{name}: log-probs", partial(gaps, run))
-            report(f"{name}: generation", partial(generation, run))
-            report(f"{name}: learning", partial(learning, run, sizes, steps))
-            report(f"{name}: memory", partial(memory, run))
+            report(f"{name}: log-probs", gaps, run)
+            report(f"{name}: generation", generation, run)
+            report(f"{name}: learning", learning, run, sizes, steps)
+            report(f"{name}: memory", memory, run)
             run.leave() if SEVERAL else run.sampler.close()
     if not SEVERAL:
-        report("killed and resumed", partial(killed_and_resumed, config))
-
-
-def versions() -> dict[str, object]:
-    """Of what the numbers depend on."""
-    query = "nvidia-smi --query-gpu=name,driver_version --format=csv,noheader"
-    found = {"gpu, driver": subprocess.getoutput(query), "cuda": torch.version.cuda}
-    for package in ("torch", "transformers", "peft", "vllm"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+        report("killed and resumed", killed_and_resumed, config)
 
 
 def start(config: Config, runs: list[Run]) -> dict[str, object]:

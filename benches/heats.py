@@ -120,8 +120,9 @@ def run_heats(
 
     Heats are kept in a folder of `out` that is named after everything the race depends on.
     """
-    what = json.dumps([marks, [[*map(asdict, rates.values())] for rates in racing.values()]])
-    folder = out / "race_heats" / hashlib.sha256(what.encode()).hexdigest()[:8]
+    what = {arm: [*map(asdict, rates.values())] for arm, rates in racing.items()}
+    digest = hashlib.sha256(json.dumps([marks, what]).encode()).hexdigest()[:8]
+    folder = out / "race_heats" / digest
     folder.mkdir(parents=True, exist_ok=True)
     paths = {seed: folder / f"seed_{seed}.json" for seed in seeds}
     missing = [seed for seed, path in paths.items() if not path.exists()]

@@ -16,11 +16,12 @@ import platform
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 import torch
-import transformers
 from tqdm import tqdm
 
 from support import presets, settings
@@ -164,12 +165,9 @@ def machine() -> dict[str, object]:
     name, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
     if cpuinfo.exists() and (found := re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text())):
         name = found.group(1)
-    return {
-        "cpu": name,
-        "cores": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d %H:%M"),
-    }
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    found = {"cpu": name, "cores": os.cpu_count(), "gpu": gpu}
+    for package in ("torch", "transformers", "peft", "vllm"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found | {"python": platform.python_version(), "date": time.strftime("%Y-%m-%d %H:%M")}

@@ -10,8 +10,7 @@ trace of the covariance of the right rollouts' gradients, g0 and v0 of the wrong
     noise (trace of the covariance)    ((1-s) v1 + s v0) / m
 
 Notebook 5 derives it. A pool of rollouts of one prompt stands for the policy, and groups are drawn
-from it; a gradient is kept as a sketch of some hundred numbers.
-Left out: the KL term, the clip range, and that the loss "dapo" divides by the tokens of its update.
+from it. Left out: KL, the clip range, and that the loss "dapo" divides by its update's tokens.
 
 Legend: N rollouts in the pool, D numbers of a sketch, G groups of n rollouts, m kept.
 """
@@ -213,9 +212,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def signal(arguments: argparse.Namespace) -> dict:
     """Signal to noise of a group's gradient for each rule, n and m, beside the formula.
 
-    First for advantages of accuracy alone, where the formula holds. Then for those of the total
-    reward, selected by the total and by accuracy: the cosine is that between the expected gradient
-    and accuracy's, of all n.
+    First for advantages of accuracy alone, where the formula holds; then for those of the total
+    reward. The cosine is that between the expected gradient and accuracy's, of all n.
     """
     run, pools = Run(train_settings(arguments)), []
     data = next(iter(run.eval_data.values()))

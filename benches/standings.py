@@ -1,7 +1,7 @@
 """Where the arms of a race stand: curves on one grid, the best learning rate, who is there when.
 
     arm = Arm({3e-4: traces, 6e-4: traces})     # an arm's runs at each learning rate tried
-    arm.best_rate, arm.best                     # the rate with the best race, and its runs
+    speedup(baseline.curve(spacing), arm.curve(spacing))
     compare(baseline, arm, spacing)             # [times sooner, and the ends of its 95% interval]
 
 Every comparison is between arms at their best learning rates: an arm can be made to look bad by a

@@ -7,7 +7,6 @@ import torch
 from conftest import metrics, small
 from torch.nn.utils import parameters_to_vector
 
-import bench
 import logprobs
 from benches.bands import summary
 from benches.sampler import count_tokens, samplers
@@ -67,7 +66,7 @@ def test_both_ways_have_the_same_gradient_and_one_reads_each_prompt_once(monkeyp
     assert (gradients[0] - gradients[1]).norm() < 1e-5 * gradients[0].norm()
 
 
-# ---- bands and peers -----------------------------------------------------------------------------
+# ---- bands ---------------------------------------------------------------------------------------
 
 
 def test_a_summary_is_of_the_rows_that_a_run_logs(finished):
@@ -78,9 +77,3 @@ def test_a_summary_is_of_the_rows_that_a_run_logs(finished):
     idle = sum(row["groups_without_signal"] for row in rows)
     assert found["groups without signal"] == pytest.approx(idle / (2 * len(rows)))
     assert found["logprob_gap"] == max(row["logprob_gap"]["max"] or 0 for row in rows) < 1e-4
-
-
-def test_peers_without_trl_is_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "trl", None)  # so importing it fails
-    assert bench.main(["peers", "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == "bench.py: peers compares with TRL: pip install trl==1.16.0\n"
