@@ -47,7 +47,7 @@ from benches import bands, gpu, peers, sampler, update
 from benches.figures import draw_race
 from benches.heats import run_heats
 from benches.measure import OTHERS, QUIET, table, train_settings, write
-from benches.standings import speedup as speedup
+from benches.standings import speedup as speedup  # the paper's measure, for who imports bench
 from benches.standings import standings
 from support import settings
 from support.errors import InputError, explained
