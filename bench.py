@@ -10,11 +10,11 @@
 
     python bench.py race --arms grpo pods -- --preset rare      # after --: flags of train.py
 
-What PODS buys is here: the measure, the arms, the race. How it is run and drawn, and the other
-parts, are in benches/, one question a file. Everything that is compared is interleaved, repeated
-and reported with its spread; how much other work there was on the machine is part of each result.
-Each command prints a table and writes `NAME.json` (with the command and the machine) to --out, the
-race also `race.png`.
+The race and its arms are here; how it is run, measured and drawn, and the other parts, are in
+benches/, one question a file. Everything that is compared is interleaved, repeated and reported
+with its spread; how much other work there was on the machine is part of each result. Each command
+prints a table and writes `NAME.json` (with the command and the machine) to --out, the race also
+`race.png`.
 
 The race runs train.py's own step on train.py's own clock, evaluation excluded; its arms are
 settings. Left out: comparisons of numbers that were not measured in the same run (the paper's own
@@ -47,30 +47,12 @@ from benches import bands, gpu, peers, sampler, update
 from benches.figures import draw_race
 from benches.heats import run_heats
 from benches.measure import OTHERS, QUIET, table, train_settings, write
-from benches.standings import FRACTION, Curve, first_time, standings, target
+from benches.standings import speedup as speedup  # the paper's measure, for who imports bench
+from benches.standings import standings
 from support import settings
 from support.errors import InputError, explained
 from support.presets import RIVALS
 from support.settings import Config
-
-# ---- the measure ---------------------------------------------------------------------------------
-
-
-def speedup(baseline: Curve, pods: Curve, fraction: float = FRACTION) -> float | None:
-    """How many times sooner `pods` is as good as the baseline gets: the paper's measure.
-
-    Args:
-        baseline, pods: (time, accuracy) pairs on a common grid, each a mean over runs, without the
-            anchor at time 0.
-        fraction: of the baseline's best accuracy that has to be reached.
-
-    Returns:
-        The ratio of the first times at which each curve is there; None if one never is.
-    """
-    goal = target(baseline, fraction)
-    theirs, ours = first_time(baseline, goal), first_time(pods, goal)
-    return None if ours is None else theirs / ours
-
 
 # ---- the race ------------------------------------------------------------------------------------
 

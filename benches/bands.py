@@ -9,8 +9,7 @@ import statistics
 from dataclasses import asdict, replace
 
 import train
-from benches.measure import OTHERS, table, train_settings
-from support.evaluation import evaluate
+from benches.measure import OTHERS, evaluated, table, train_settings
 from support.run import Run
 
 WINDOW = 10  # steps: the numbers of a single one are those of a few prompts
@@ -32,18 +31,17 @@ def bands(arguments: argparse.Namespace) -> dict:
     base = train_settings(arguments)
     found = {step: [] for step in sorted(set(arguments.steps))}
     for seed in range(base.seed, base.seed + arguments.seeds):
-        run, rows = Run(replace(base, seed=seed)), []
+        run, logged = Run(replace(base, seed=seed)), []
         for step in range(1, max(found) + 1):
-            rows.append(train.train_step(run, step)[0])
+            logged.append(train.train_step(run, step)[0])
             if step in found:
-                results, _ = evaluate(run)
-                accuracy = next(iter(results.values()))["accuracy"]
-                found[step].append({"held-out accuracy": accuracy} | summary(rows[-WINDOW:]))
+                row = {"held-out accuracy": evaluated(run)["accuracy"]}
+                found[step].append(row | summary(logged[-WINDOW:]))
         OTHERS.look()
     rows = []
     for step, runs in found.items():
-        values = {name: [run[name] for run in runs] for name in runs[0]}
-        spread = {name: [statistics.median(v), min(v), max(v)] for name, v in values.items()}
+        columns = {name: [run[name] for run in runs] for name in runs[0]}
+        spread = {name: [statistics.median(v), min(v), max(v)] for name, v in columns.items()}
         rows.append({"step": step} | spread)
     print(table(f"{arguments.seeds} seeds: median (lowest-highest)", rows))
     return {"config": asdict(base), "rows": rows, "runs": list(found.values())}

@@ -1,9 +1,7 @@
 """The pictures of a race, from the runs themselves or from what race.json holds of them.
 
-    draw_arms(axes, arms, spacing, "Held-out accuracy")         # used by bench.py and the notebooks
-    draw_race(common, tuned, spacing, out / "race.png")
-
-Everything is drawn on matplotlib axes that the caller made, or written to the file named last.
+draw_arms(axes, arms, spacing, "Held-out accuracy")         # on matplotlib axes
+draw_race(common, tuned, spacing, out / "race.png")
 """
 
 from collections.abc import Sequence
@@ -67,11 +65,11 @@ def draw_race(common: dict[str, Arm], tuned: dict[str, Arm], spacing: float, pat
     """Accuracy against training time: the paper's figure."""
     from matplotlib.figure import Figure  # not pyplot: no window, no global state
 
-    panels = [(common, "one learning rate for all")]
+    panels = {"one learning rate for all": common}
     if tuned:
-        panels.append((tuned, "each at its best learning rate"))
+        panels["each at its best learning rate"] = tuned
     figure = Figure(figsize=(5.2 * len(panels), 4.2), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for ax, (arms, title) in zip(axes, panels):
+    for ax, (title, arms) in zip(axes, panels.items()):
         draw_arms(ax, arms, spacing, f"Held-out accuracy, {title}")
     figure.savefig(path, dpi=110)

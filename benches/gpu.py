@@ -11,7 +11,6 @@ Legend: P prompts, n rollouts a prompt, m kept, L prompt and T completion tokens
 """
 
 import argparse
-import importlib.metadata
 import os
 import shlex
 import statistics
@@ -21,7 +20,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,13 +27,13 @@ from pathlib import Path
 import torch
 
 import train
-from benches.measure import train_settings, write
-from benches.update import full_rollouts
+from benches.measure import evaluated, machine, train_settings, write
+from benches.update import full_update
 from rollouts import Rollouts
 from support.errors import InputError
-from support.evaluation import evaluate
 from support.plan import IN_GENERATION, IN_UPDATE, architecture, longest, plan
 from support.presets import this_machine
+from support.processes import RANK
 from support.run import PHASES, Run
 from support.settings import Config, as_flags
 from support.storage import read_rows
@@ -53,10 +51,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def gpu(arguments: argparse.Namespace) -> dict:
     """Only on a GPU: is the sampler the trainer's policy, does the plan hold, what a step takes.
 
-    The tiny policy; a preset with an adapter in bfloat16, then with all weights, then in float32:
+    For the tiny policy, and for a preset with an adapter, with all weights and in float32:
     log-probs of sampler and trainer before and after the engine's first sleep, seconds of sleep and
     sync, tokens a second, seconds of a step's phases by n, accuracy before and after some steps,
-    memory against the plan; and a run that is killed and resumed.
+    memory against the plan. Then a run is killed and resumed.
     """
     if not torch.cuda.is_available():
         raise InputError("gpu: torch finds no GPU here; the other benches need none")
@@ -66,13 +64,13 @@ def gpu(arguments: argparse.Namespace) -> dict:
     return result
 
 
-def part(result: dict, save: Callable[[dict], object], name: str, function: Callable) -> None:
+def part(result: dict, save: Callable, name: str, function: Callable, *arguments) -> None:
     """Call a function, print and save what it returns as a part of the result, or why it failed."""
     try:
-        result[name] = function()
+        result[name] = function(*arguments)
     except Exception:  # whatever it is: the other parts do not depend on it
         result[name] = {"failed": traceback.format_exc()}
-    if os.environ.get("RANK", "0") == "0":
+    if RANK == 0:
         print(f"\n{name}", *(f"  {key}: {value}" for key, value in result[name].items()), sep="\n")
         save(result)
 
@@ -81,10 +79,9 @@ def measure(config: Config, sizes: Sequence[int], steps: int, report: Callable) 
     """All parts, on whatever there is.
 
     Args:
-        config: with an adapter; its n is replaced by each of the sizes.
-        sizes: n, ascending.
+        config: with an adapter; its n is replaced by each of the sizes, which ascend.
         steps: of every case, at least two of each size.
-        report: called with the name of each part and the function that measures it.
+        report: called with each part's name, its function and that one's arguments.
     """
     config = replace(config, n=sizes[-1], m=min(config.m, sizes[0]))
     cases = {"adapter": config, "all weights": replace(config, lora_rank=0)}
@@ -93,28 +90,18 @@ def measure(config: Config, sizes: Sequence[int], steps: int, report: Callable) 
     else:
         tiny = Config(n=sizes[-1], m=min(16, sizes[0]), eval_problems=256)
         cases = {"tiny policy": tiny} | cases | {"float32": replace(config, dtype="float32")}
-    report("versions", versions)
+    report("machine", machine)
     for name, case in cases.items():
         runs = []
-        report(f"{name}: start", partial(start, case, runs))
-        for run in runs:
-            report(f"{name}: log-probs", partial(gaps, run))
-            report(f"{name}: generation", partial(generation, run))
-            report(f"{name}: learning", partial(learning, run, sizes, steps))
-            report(f"{name}: memory", partial(memory, run))
+        report(f"{name}: start", start, case, runs)
+        for run in runs:  # none if it could not be started
+            report(f"{name}: log-probs", gaps, run)
+            report(f"{name}: generation", generation, run)
+            report(f"{name}: learning", learning, run, sizes, steps)
+            report(f"{name}: memory", memory, run)
             run.leave() if SEVERAL else run.sampler.close()
     if not SEVERAL:
-        report("killed and resumed", partial(killed_and_resumed, config))
-
-
-def versions() -> dict[str, object]:
-    """Of what the numbers depend on."""
-    query = "nvidia-smi --query-gpu=name,driver_version --format=csv,noheader"
-    found = {"gpu, driver": subprocess.getoutput(query), "cuda": torch.version.cuda}
-    for package in ("torch", "transformers", "peft", "vllm"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+        report("killed and resumed", killed_and_resumed, config)
 
 
 def start(config: Config, runs: list[Run]) -> dict[str, object]:
@@ -169,41 +156,37 @@ def generation(run: Run) -> dict[str, float]:
 def learning(run: Run, sizes: Sequence[int], steps: int) -> dict[str, object]:
     """Held-out accuracy before and after some steps; for each n, in turn, the median of theirs."""
     rows = {n: [] for n in sizes}
-    found = {"accuracy before": next(iter(evaluate(run)[0].values()))["accuracy"]}
+    found = {"accuracy before": evaluated(run)["accuracy"]}
     for step in range(1, steps + 1):
         run.config.n = sizes[step % len(sizes)]
         rows[run.config.n].append(train.train_step(run, step)[0])
-    found["accuracy after"] = next(iter(evaluate(run)[0].values()))["accuracy"]
+    found["accuracy after"] = evaluated(run)["accuracy"]
     for n, (_, *warm) in rows.items():  # the first of each warms up
         counted = [row for row in warm if not row["skipped"]] or warm  # those with an update
         median = {p: statistics.median(row["seconds"][p] for row in counted) for p in PHASES}
-        found[f"n={n}, seconds"] = median
-        found[f"n={n}, log-prob gap"] = counted[-1]["logprob_gap"]
+        found |= {f"n={n}, seconds": median, f"n={n}, log-prob gap": counted[-1]["logprob_gap"]}
     return found
 
 
 def memory(run: Run) -> dict[str, str]:
     """GB in generation and in an update, both of the longest completions, beside the plan's."""
-    config, planned, measured = run.config, plan(run.config, this_machine()), {}
-    sampled(run, config.n, seed=0)
-    measured[IN_GENERATION] = used_bytes()
-    S, T = longest(architecture(config.model), config)
-    kept = full_rollouts(run.model, config.prompts_per_step, config.m, S - T, T)
-    advantages = torch.tensor([1.0, -1.0]).repeat(config.prompts_per_step, config.m)
+    planned, measured = plan(run.config, this_machine()), {}
+    sampled(run, run.config.n, seed=0)
+    measured[IN_GENERATION] = used_gb()
+    S, T = longest(architecture(run.config.model), run.config)
+    update = full_update(run.learner, run.config.prompts_per_step, run.config.m, S - T, T)
     run.sampler.sleep()
-    train.update(run.learner, kept, advantages[:, : config.m], T)
-    measured[IN_UPDATE] = used_bytes()  # torch keeps what it had at the peak
+    update()
+    measured[IN_UPDATE] = used_gb()  # torch keeps what it had at the peak
     run.sampler.sync(run.model)
-    return {
-        name: f"planned {planned[name] / 1e9:.2f}, measured {size / 1e9:.2f}"
-        for name, size in measured.items()
-    }
+    pairs = {name: (planned[name] / 1e9, gb) for name, gb in measured.items()}
+    return {name: f"planned {a:.2f}, measured {b:.2f}" for name, (a, b) in pairs.items()}
 
 
-def used_bytes() -> int:
+def used_gb() -> float:
     """What is taken of the device, by anybody: vLLM's memory is not all torch's to count."""
     free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
-    return total - free
+    return (total - free) / 1e9
 
 
 def killed_and_resumed(config: Config) -> dict[str, object]:

@@ -2,9 +2,8 @@
 
     arms, other_work = run_heats({"pods": {3e-4: config}}, range(5), [1.5, 3.0], jobs=2, out=out)
 
-A racer is a run of train.py that is stopped at marks of its training time and goes on from there;
-a heat is one seed of all of them. A heat is stored when it is through, so a race that was
-interrupted goes on with the seeds that are missing.
+A heat is one seed of all arms. It is stored when it is through, so a race that was interrupted goes
+on with the seeds that are missing.
 """
 
 import hashlib
@@ -21,14 +20,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-import torch
 import transformers
 from tqdm import tqdm
 
 import train
-from benches.measure import OTHERS
+from benches.measure import OTHERS, evaluated
 from benches.standings import Arm, Trace
-from support.evaluation import evaluate
 from support.run import PHASES, Run
 from support.settings import Config
 from support.storage import write_atomically
@@ -44,7 +41,7 @@ class Racer:
     Attributes:
         rows: of all steps so far, as train.py logs them.
         time: training seconds so far, evaluation excluded.
-        curve: see `Trace`.
+        curve: for each key the numbers at all marks so far, see `mark`.
     """
 
     def __init__(self, config: Config) -> None:
@@ -64,17 +61,18 @@ class Racer:
         self.mark(self.rows[begin:])
 
     def mark(self, since: Sequence[dict] = ()) -> None:
-        """Evaluate, off the clock. `since` are the rows since the last mark."""
-        results, _ = evaluate(self.run)
-        found = next(iter(results.values()))
-        point = {
-            "time": self.time,
-            "step": len(self.rows),
-            "idle": sum(row["groups_without_signal"] / row["groups"] for row in self.rows),
-            "generate": sum(row["seconds"]["generate"] for row in self.rows),
-        }
+        """Evaluate, off the clock, and add to the curve.
+
+        Training `time`, `step`; summed over all steps: `idle`, shares of groups without signal, and
+        seconds of `generate`; `EVALUATED`; the mean `entropy` of `since`, the last mark's rows on.
+        None is what cannot be told.
+        """
+        entropies = [row["entropy"] for row in since if row["entropy"] is not None]
+        point = {"time": self.time, "step": len(self.rows)}
+        point["idle"] = sum(row["groups_without_signal"] / row["groups"] for row in self.rows)
+        point["generate"] = sum(row["seconds"]["generate"] for row in self.rows)
+        found = evaluated(self.run)
         point |= {key: found[key] for key in EVALUATED}
-        entropies = [row["entropy"] for row in since if row.get("entropy") is not None]
         point["entropy"] = statistics.fmean(entropies) if entropies else None
         for key, value in point.items():
             self.curve.setdefault(key, []).append(None if value is None else round(value, 4))
@@ -91,19 +89,18 @@ def heat(racing: Racing, marks: Sequence[float], seed: int, line: int = 0) -> di
     Slices of a second or so make other work on the machine slow all arms alike. `line` of the
     terminal shows the progress.
     """
-    bar = {"desc": f"seed {seed}", "position": line, "unit": "mark", "leave": False}
     racers = {
-        (arm, lr): Racer(replace(config, seed=seed))
+        arm: {lr: Racer(replace(config, seed=seed)) for lr, config in rates.items()}
         for arm, rates in racing.items()
-        for lr, config in rates.items()
     }
+    bar = {"desc": f"seed {seed}", "position": line, "unit": "mark", "leave": False}
     for mark in tqdm(marks, disable=None, **bar):
-        for racer in racers.values():
+        for racer in (racer for rates in racers.values() for racer in rates.values()):
             racer.advance(mark)
         OTHERS.look()
     return {
-        arm: Arm({lr: [racers[arm, lr].trace(marks[-1])] for lr in rates})
-        for arm, rates in racing.items()
+        arm: Arm({lr: [racer.trace(marks[-1])] for lr, racer in rates.items()})
+        for arm, rates in racers.items()
     }
 
 
@@ -111,8 +108,8 @@ def stored_heat(racing: Racing, marks: Sequence[float], folder: Path, jobs: int,
     """`heat`, with the load of other work meanwhile, as a file of the folder; returns the seed."""
     OTHERS.start()
     runs = {arm: one.as_json() for arm, one in heat(racing, marks, seed, seed % jobs).items()}
-    text = json.dumps({"other_work": OTHERS.largest, "runs": runs})
-    write_atomically(folder / f"seed_{seed}.json", text)
+    result = {"other_work": OTHERS.largest, "runs": runs}
+    write_atomically(folder / f"seed_{seed}.json", json.dumps(result))
     return seed
 
 
@@ -121,11 +118,11 @@ def run_heats(
 ) -> tuple[dict[str, Arm], float | None]:
     """The runs of all arms, and the largest load of other work; `jobs` seeds at a time.
 
-    Each heat is written to a folder of `out` that is named after everything the race depends on, so
-    that the same command goes on where it was interrupted.
+    Heats are kept in a folder of `out` that is named after everything the race depends on.
     """
-    what = json.dumps([marks, [[*map(asdict, rates.values())] for rates in racing.values()]])
-    folder = out / "race_heats" / hashlib.sha256(what.encode()).hexdigest()[:8]
+    what = {arm: [*map(asdict, rates.values())] for arm, rates in racing.items()}
+    digest = hashlib.sha256(json.dumps([marks, what]).encode()).hexdigest()[:8]
+    folder = out / "race_heats" / digest
     folder.mkdir(parents=True, exist_ok=True)
     paths = {seed: folder / f"seed_{seed}.json" for seed in seeds}
     missing = [seed for seed, path in paths.items() if not path.exists()]
@@ -162,7 +159,6 @@ def run_heats(
 
 
 def start_process() -> None:
-    """No progress bars of models, one thread, and Ctrl-C is for the first process to deal with."""
+    """No progress bars of models, and Ctrl-C is for the first process to deal with."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     transformers.logging.disable_progress_bar()
-    torch.set_num_threads(1)

@@ -14,17 +14,20 @@ import multiprocessing
 import os
 import platform
 import re
-import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import numpy as np
 import torch
-import transformers
 from tqdm import tqdm
 
 from support import presets, settings
 from support.errors import InputError
+from support.evaluation import evaluate
+from support.run import Run
 from support.storage import write_atomically
 
 QUIET = 0.5  # cores that other processes may keep busy while something is measured
@@ -40,14 +43,16 @@ def train_settings(arguments: argparse.Namespace, *first: str) -> settings.Confi
     return config
 
 
+def evaluated(run: Run) -> dict[str, float]:
+    """The numbers of an evaluation on the run's first evaluation task."""
+    return next(iter(evaluate(run)[0].values()))
+
+
 # ---- time ----------------------------------------------------------------------------------------
 
 
 def interleaved(functions: dict[str, Callable], rounds: int) -> dict[str, list[float]]:
-    """Seconds of a call of each function, measured in turn `rounds` times; GPUs' work included.
-
-    Round i of every function belongs together: see `ratio`.
-    """
+    """Seconds of a call of each function, measured in turn `rounds` times; GPUs' work included."""
     times = {name: [] for name in functions}
     for i in tqdm(range(rounds + 1), unit="round", leave=False, disable=None):
         for name, function in functions.items():
@@ -66,11 +71,8 @@ def ratio(times: dict[str, list[float]], numerator: str, denominator: str) -> li
 
     Each round gives one ratio of neighbours in time, so slow minutes of the machine cancel.
     """
-    ratios = [a / b for a, b in zip(times[numerator], times[denominator], strict=True)]
-    if len(ratios) == 1:
-        return 3 * ratios
-    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    return [median, low, high]
+    ratios = np.divide(times[numerator], times[denominator])
+    return np.quantile(ratios, [0.5, 0.25, 0.75]).tolist()
 
 
 class OtherWork:
@@ -140,15 +142,14 @@ def table(title: str, rows: Sequence[dict]) -> str:
 
 def shown(value: object) -> str:
     """One cell of a table."""
-    if value is None:
-        return "-"
-    if isinstance(value, (list, tuple)):
-        if value[0] is None:
-            return "never"
-        return f"{shown(value[0])} ({shown(value[1])}-{shown(value[2])})"
+    if isinstance(value, list):
+        middle, low, high = map(shown, value)
+        return "never" if value[0] is None else f"{middle} ({low}-{high})"
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
+    if isinstance(value, int) and value >= 10_000:
+        return f"{value:,}"
+    return "-" if value is None else str(value)
 
 
 def write(folder: Path, name: str, command: str, result: dict) -> Path:
@@ -164,12 +165,9 @@ def machine() -> dict[str, object]:
     name, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
     if cpuinfo.exists() and (found := re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text())):
         name = found.group(1)
-    return {
-        "cpu": name,
-        "cores": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d %H:%M"),
-    }
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    found = {"cpu": name, "cores": os.cpu_count(), "gpu": gpu}
+    for package in ("torch", "transformers", "peft", "vllm"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found | {"python": platform.python_version(), "date": time.strftime("%Y-%m-%d %H:%M")}

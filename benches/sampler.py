@@ -53,8 +53,8 @@ def sampler(arguments: argparse.Namespace) -> dict:
 
 def samplers(run: Run) -> dict[str, Callable]:
     """The `generate` of everything that can sample here, by name."""
-    torch_sampler = TorchSampler(run.model, run.tokenizer)
-    found = {"generate": partial(generate, run), "torch": torch_sampler.generate}
+    found = {"generate": partial(generate, run)}
+    found["torch"] = TorchSampler(run.model, run.tokenizer).generate
     try:
         found["vllm"] = VLLMSampler(run.model, run.tokenizer).generate
     except ImportError as error:  # not installed, or the build for another device
@@ -63,24 +63,14 @@ def samplers(run: Run) -> dict[str, Callable]:
 
 
 @torch.inference_mode()
-def generate(
-    run: Run, prompts: Sequence[list[int]], n: int, longest: int, temperature: float, seed: int
-) -> torch.Tensor:
+def generate(run: Run, prompts: list, n: int, T: int, temperature: float, seed: int):
     """transformers' own, as most trainers call it: completion ids [P*n, T], padded after EOS."""
     torch.manual_seed(seed)
-    batch = {"input_ids": prompts}
-    inputs = run.tokenizer.pad(batch, padding_side="left", return_tensors="pt")
-    ids = run.model.eval().generate(
-        **inputs.to(run.model.device),
-        do_sample=True,
-        temperature=temperature,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=longest,
-        num_return_sequences=n,
-        eos_token_id=run.sampler.eos_ids,
-        pad_token_id=run.tokenizer.pad_token_id,
-    )
+    inputs = run.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+    options = {"temperature": temperature, "max_new_tokens": T, "num_return_sequences": n}
+    options |= {"do_sample": True, "top_k": 0, "top_p": 1.0, "eos_token_id": run.sampler.eos_ids}
+    options["pad_token_id"] = run.tokenizer.pad_token_id
+    ids = run.model.eval().generate(**inputs.to(run.model.device), **options)
     return ids[:, inputs["input_ids"].shape[1] :]
 
 

@@ -3,19 +3,14 @@
     python bench.py signal                               # the tiny policy, at four ages
     python bench.py signal --pool 128 --ages 1 -- --model DIR --task sums.jsonl --max-new-tokens 48
 
-    expected = formula(moments(gradients, right), "max_variance", n=64, m=16)
-    drawn = group_gradients(gradients, rewards, rewards, "max_variance", 64, 16, 8000, generator)
-    measured(drawn).ratio                                        # about expected.ratio
-
 For rewards of 0 and 1, of which k of the m kept are 1, let s = k/m, and let g1 and v1 be mean and
 trace of the covariance of the right rollouts' gradients, g0 and v0 of the wrong ones'. Given k,
 
     expectation of (1/m) sum A_i g_i   sqrt(s (1-s)) (g1 - g0)     the direction is that of all n
     noise (trace of the covariance)    ((1-s) v1 + s v0) / m
 
-`notebooks/5_when_pods_pays.ipynb` derives it. A pool of rollouts of one prompt stands for the
-policy, and groups are drawn from it; a gradient is kept as a sketch of some hundred numbers.
-Left out: the KL term, the clip range, and that the loss "dapo" divides by the tokens of its update.
+Notebook 5 derives it. A pool of rollouts of one prompt stands for the policy, and groups are drawn
+from it. Left out: KL, the clip range, and that the loss "dapo" divides by its update's tokens.
 
 Legend: N rollouts in the pool, D numbers of a sketch, G groups of n rollouts, m kept.
 """
@@ -23,6 +18,7 @@ Legend: N rollouts in the pool, D numbers of a sketch, G groups of n rollouts, m
 import argparse
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import islice
 
 import torch
 from torch import nn
@@ -34,6 +30,7 @@ from benches.measure import OTHERS, table, train_settings
 from grpo import group_advantages, grpo_loss, loss_normalizer
 from pods import RULES, down_sample
 from support.errors import InputError
+from support.learner import cut
 from support.run import Run
 from support.tasks import Problem
 
@@ -87,16 +84,13 @@ def kept_right(rule: str, n: int, m: int, p: float) -> torch.Tensor:
 
 
 def formula(of: Moments, rule: str, n: int, m: int) -> Signal:
-    """Signal and noise for 0/1 rewards, over the random number k of right ones among the kept.
-
-    The noise has two parts: that of the gradients, given k, and that of the length sqrt(s (1-s)).
-    """
+    """Signal and noise for 0/1 rewards, over the random number k of right ones among the kept."""
     chance = kept_right(rule, n, m, of.p)  # [m + 1]
     s = torch.arange(m + 1, dtype=torch.float64) / m
     length = (s * (1 - s)).sqrt()  # 0 for a group without signal, which then has no noise either
     mean = (chance * length).sum()
-    within = (chance * ((1 - s) * of.v1 + s * of.v0) / m)[1:-1].sum()
-    between = (chance * (length - mean).square()).sum() * of.gap
+    within = (chance * ((1 - s) * of.v1 + s * of.v0) / m)[1:-1].sum()  # of the gradients, given k
+    between = (chance * (length - mean).square()).sum() * of.gap  # of the length
     return Signal((mean.square() * of.gap).item(), (within + between).item())
 
 
@@ -113,13 +107,9 @@ def group_gradients(
     groups: int,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """The gradient (1/m) sum A_i g_i of each of many groups, [G, D].
+    """The gradients (1/m) sum A_i g_i of many groups, [G, D], drawn from a pool with replacement.
 
-    Args:
-        gradients: [N, D] of the pool's rollouts. A group's n are drawn from it with replacement, as
-            a policy's rollouts are: independent of each other.
-        rewards: [N], what the advantages are made of.
-        seen: [N], what the rule selects by: the same rewards, or a part of them.
+    Of the pool: `gradients` [N, D], `rewards` [N], and `seen` [N], what the rule selects by.
     """
     N = len(gradients)
     # The pool is shuffled anew for each of the n places and dealt from it. Places are independent,
@@ -141,7 +131,7 @@ def measured(estimates: torch.Tensor) -> Signal:
 
 
 def take_sketch(weights: Iterable[nn.Parameter], dimensions: int, seed: int = 0) -> torch.Tensor:
-    """A sketch [D] of the gradients of the weights, which are cleared: a count sketch.
+    """A count sketch [D] of the gradients of the weights, which are cleared.
 
     Number i of a weight's gradient is added to number i mod D, with a sign that is always the same.
     So the expectation of an inner product of sketches is that of the gradients.
@@ -161,6 +151,7 @@ def take_sketch(weights: Iterable[nn.Parameter], dimensions: int, seed: int = 0)
 class Pool:
     """N rollouts of one prompt."""
 
+    prompt: str
     gradients: torch.Tensor  # [N, D] of each one's log-probability, as the loss weighs its tokens
     rewards: dict[str, torch.Tensor]  # [N] each: the parts and the total
     texts: list[str]  # N
@@ -169,13 +160,9 @@ class Pool:
 def draw_pool(
     run: Run, problem: Problem, prompt_ids: list[int], size: int, seed: int, dimensions: int = 509
 ) -> Pool | None:
-    """`size` rollouts of a prompt, scored, and the sketch of each one's gradient.
+    """`size` rollouts of a prompt, scored and sketched; None if all are right or all are wrong.
 
-    None if all are right or all are wrong: then there is nothing to tell apart.
-
-    The update's gradient is -(1/m) sum A_i g_i over a prompt's m. Equal completions have equal
-    gradients, so each is computed once; a small policy often repeats itself. A prime number of
-    `dimensions` spreads a matrix's columns best.
+    A prime number of `dimensions` spreads a matrix's columns best.
     """
     config, longest = run.config, run.max_new_tokens
     rollouts = run.sampler.generate([prompt_ids], size, longest, config.temperature, seed)
@@ -183,22 +170,21 @@ def draw_pool(
     rewards = {name: torch.tensor(part, dtype=torch.float64) for name, part in parts.items()}
     if len(rewards["accuracy"].unique()) < 2:
         return None
-    mask, (ids, attention) = rollouts.mask[0], rollouts.sequences()  # [N, T], [N, L+T]
     # The loss divides by this times m: 1, the mean length, or the most tokens there may be.
-    normalizer = loss_normalizer(mask, config.loss_type, longest) / size
+    normalizer = loss_normalizer(rollouts.mask[0], config.loss_type, longest) / size
     options = {"loss_type": config.loss_type, "normalizer": normalizer}
-    known, gradients, L = {}, [], ids.shape[1] - mask.shape[1]
+    advantages = -torch.ones(size)  # then the loss has the gradient of the log-probability
+    known, gradients = {}, []
     run.learner.optimizer.zero_grad()
-    for row, T in enumerate(mask.sum(-1).tolist()):
-        one, tokens = slice(row, row + 1), tuple(ids[row, L : L + T].tolist())
-        if tokens not in known:
-            inputs = ids[one, : L + T], attention[one, : L + T], T, config.temperature
-            now = run.learner.policy(*inputs)  # [1, T]
-            # An advantage of -1 gives a loss whose gradient is that of the log-probability.
-            grpo_loss(now, now.detach(), -torch.ones(1), mask[one, :T], **options).backward()
+    for row in range(size):
+        batch = cut(rollouts, advantages, [row])
+        tokens = tuple(batch.input_ids[0].tolist())
+        if tokens not in known:  # a small policy often repeats itself
+            now = batch.log_probs(run.learner.policy, config.temperature)  # [1, T]
+            grpo_loss(now, now.detach(), batch.advantages, batch.mask, **options).backward()
             known[tokens] = take_sketch(run.learner.trained.values(), dimensions)
         gradients.append(known[tokens])
-    return Pool(torch.stack(gradients), rewards, rollouts.texts[0])
+    return Pool(problem.prompt, torch.stack(gradients), rewards, rollouts.texts[0])
 
 
 # ---- the bench -----------------------------------------------------------------------------------
@@ -226,49 +212,45 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def signal(arguments: argparse.Namespace) -> dict:
     """Signal to noise of a group's gradient for each rule, n and m, beside the formula.
 
-    First for advantages of accuracy alone, where the formula holds. Then for those of the total
-    reward, selected by the total and by accuracy: the cosine is that between the expected gradient
-    and accuracy's, of all n.
+    First for advantages of accuracy alone, where the formula holds; then for those of the total
+    reward. The cosine is that between the expected gradient and accuracy's, of all n.
     """
-    run, pools, size = Run(train_settings(arguments)), [], arguments.pool
+    run, pools = Run(train_settings(arguments)), []
     data = next(iter(run.eval_data.values()))
-    for age in range(arguments.ages):
-        step, shown = age * arguments.every, 0
-        for before in range(step - arguments.every, step) if age else ():
-            train.train_step(run, before + 1)
-        for i, (problem, ids) in enumerate(zip(data.problems, data.prompt_ids)):
-            pool = draw_pool(run, problem, ids, size, run.seed(f"pool {i}", step))
-            OTHERS.look()
-            if pool is None:
-                continue
-            row = {"steps": step, "prompt": problem.prompt}
+    for step in range(arguments.every * (arguments.ages - 1) + 1):
+        if step:
+            train.train_step(run, step)
+        if step % arguments.every:
+            continue
+        drawn = (
+            draw_pool(run, problem, ids, arguments.pool, run.seed(f"pool {i}", step))
+            for i, (problem, ids) in enumerate(zip(data.problems, data.prompt_ids))
+        )
+        for pool in islice(filter(None, drawn), arguments.prompts):
+            row = {"steps": step, "prompt": pool.prompt}
             pools.append(row | compare(pool, arguments.sizes, arguments.groups))
-            print(table(f"after {step} steps, {problem.prompt}", pools[-1]["cases"]))
-            shown += 1
-            if shown == arguments.prompts:
-                break
+            print(table(f"after {step} steps, {pool.prompt}", pools[-1]["cases"]))
+            OTHERS.look()
     if not pools:
-        raise InputError(f"--pool {size}: none has right and wrong answers, raise it")
+        raise InputError(f"--pool {arguments.pool}: none has right and wrong answers, raise it")
     return {"config": asdict(run.config), "pools": pools}
 
 
 def compare(pool: Pool, sizes: Iterable[tuple[int, int]], groups: int) -> dict:
     """The pool's moments and, for each of `cases`, signal to noise measured and by the formula."""
-    right, cases = pool.rewards["accuracy"] > 0.5, []
+    right, rewards, cases = pool.rewards["accuracy"] > 0.5, pool.rewards, []
     about = moments(pool.gradients, right)
     goal = pool.gradients[right].mean(0) - pool.gradients[~right].mean(0)  # [D]
     kinds = [(rule, "accuracy", "accuracy") for rule in COMPARED]
     kinds += [("random", "total", "total"), ("max_variance", "total", "total")]
     kinds += [("max_variance", "total", "accuracy")]
     for n, m in sizes:
-        # If nothing is left out all rules are one.
-        for rule, paid, seen in kinds if m < n else kinds[:1]:
-            draw, rewards = torch.Generator().manual_seed(n * m), pool.rewards
-            estimates = group_gradients(
-                pool.gradients, rewards[paid], rewards[seen], rule, n, m, groups, draw
-            )
-            expected = formula(about, rule, n, m).ratio if paid == "accuracy" else None
+        for rule, paid, seen in kinds if m < n else kinds[:1]:  # of all n, all rules are one
+            what = (pool.gradients, rewards[paid], rewards[seen], rule, n, m, groups)
+            estimates = group_gradients(*what, torch.Generator().manual_seed(n * m))
             case = {"rule": rule, "n": n, "m": m, "advantages": paid, "selection": seen}
-            case |= {"measured": measured(estimates).ratio, "formula": expected}
-            cases.append(case | {"cosine": cosine_similarity(estimates.mean(0), goal, 0).item()})
+            case["measured"] = measured(estimates).ratio
+            case["formula"] = formula(about, rule, n, m).ratio if paid == "accuracy" else None
+            case["cosine"] = cosine_similarity(estimates.mean(0), goal, 0).item()
+            cases.append(case)
     return asdict(about) | {"right": about.p, "cases": cases}

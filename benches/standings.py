@@ -1,7 +1,7 @@
 """Where the arms of a race stand: curves on one grid, the best learning rate, who is there when.
 
     arm = Arm({3e-4: traces, 6e-4: traces})     # an arm's runs at each learning rate tried
-    arm.best_rate, arm.best                     # the rate with the best race, and its runs
+    speedup(baseline.curve(spacing), arm.curve(spacing))
     compare(baseline, arm, spacing)             # [times sooner, and the ends of its 95% interval]
 
 Every comparison is between arms at their best learning rates: an arm can be made to look bad by a
@@ -34,11 +34,8 @@ FRACTIONS = tuple(0.9 + 0.005 * i for i in range(20))  # 90% to 99.5%
 class Trace:
     """One run: where it stood at each mark."""
 
-    # For each mark, the first before step 1: training `time`, `step`, held-out `accuracy`; summed
-    # over the steps so far: `idle`, shares of groups without signal, and seconds of `generate`; and
-    # what else is known of the run there, see `heats.Racer.mark`.
-    curve: dict[str, list[float]]
-    mean_accuracy: float  # over the marks
+    curve: dict[str, list[float]]  # see `heats.Racer.mark`; the first mark is before step 1
+    mean_accuracy: float  # over the other marks
     seconds: dict[str, float]  # of a step, by phase
     until: float  # the last mark in seconds of training, on which all arms agree
 
@@ -122,26 +119,30 @@ def first_time(curve: Curve, accuracy: float) -> float | None:
     return next((time for time, reached in curve if reached >= accuracy), None)
 
 
+def speedup(baseline: Curve, pods: Curve, fraction: float = FRACTION) -> float | None:
+    """How many times sooner `pods` is as good as the baseline gets: the paper's measure.
+
+    Args:
+        baseline, pods: on a common grid, each a mean over runs.
+        fraction: of the baseline's best accuracy that has to be reached.
+
+    Returns:
+        The ratio of the first times at which each curve is there; None if one never is.
+    """
+    goal = target(baseline, fraction)
+    theirs, ours = first_time(baseline, goal), first_time(pods, goal)
+    return None if None in (theirs, ours) else theirs / ours
+
+
 # ---- one arm against another ---------------------------------------------------------------------
 
 
 def times_sooner(
     baseline: Arm, arm: Arm, spacing: float, fractions: Sequence[float] = EXACT
 ) -> float | None:
-    """By what factor an arm needs less training time to be as good as a baseline gets.
-
-    Args:
-        fractions: of the baseline's best accuracy; the result is the median of their ratios, in
-            which an arm that never is there has the ratio 0.
-
-    Returns:
-        The factor; None instead of 0.
-    """
-    theirs, ours, ratios = baseline.curve(spacing), arm.curve(spacing), []
-    for goal in (target(theirs, fraction) for fraction in fractions):
-        times = first_time(theirs, goal), first_time(ours, goal)
-        ratios.append(0.0 if None in times else times[0] / times[1])
-    return statistics.median(ratios) or None
+    """The median of the arms' `speedup` over these fractions, one that is None counted as 0."""
+    theirs, ours = baseline.curve(spacing), arm.curve(spacing)
+    return statistics.median(speedup(theirs, ours, part) or 0.0 for part in fractions) or None
 
 
 def compare(
@@ -159,12 +160,10 @@ def compare(
 
 
 def bootstrap(statistic: Callable[[list[int]], float | None], runs: int) -> list[float]:
-    """The 95% interval of a statistic of some runs, by drawing the runs anew with replacement.
+    """The 95% interval of a statistic of some run numbers, which are drawn with replacement.
 
-    Args:
-        statistic: of a list of run numbers, each in range(runs), some of them repeated. None counts
-            as 0: a curve that never arrives is infinitely slow.
-        runs: how many there are. A handful of runs gives a rough interval, and too narrow a one.
+    None counts as 0: a curve that never arrives is infinitely slow. A handful of runs gives a rough
+    interval, and too narrow a one.
     """
     rng, draws = random.Random(0), 1000
     drawn = [rng.choices(range(runs), k=runs) for _ in range(draws)]
@@ -179,24 +178,22 @@ def standings(
 
     Where no baseline races, the first arm is one.
     """
-    costs, gains = [], []
+    costs, gains, mean = [], [], statistics.fmean
     baselines = [name for name in baselines if name in arms] or list(arms)[:1]
     for name, arm in arms.items():
-        runs = arm.best
-        seconds = {p: statistics.fmean(run.seconds[p] for run in runs) for p in PHASES}
+        runs, head = arm.best, {"arm": name, "lr": arm.best_rate}
+        seconds = {p: mean(run.seconds[p] for run in runs) for p in PHASES}
         final = [run.curve["accuracy"][-1] for run in runs]
-        idle = [run.curve["idle"][-1] / run.curve["step"][-1] for run in runs]
-        row = {"arm": name, "lr": arm.best_rate, "s/step": sum(seconds.values())} | seconds
-        row["steps"] = round(statistics.fmean(run.curve["step"][-1] for run in runs))
-        row["no signal"] = statistics.fmean(idle)
-        row["peak"] = float(common_grid(runs, spacing)[1].mean(0).max())
-        row["final"] = statistics.fmean(final)
+        row = head | {"s/step": sum(seconds.values())} | seconds
+        row["steps"] = round(mean(run.curve["step"][-1] for run in runs))
+        row["no signal"] = mean(run.curve["idle"][-1] / run.curve["step"][-1] for run in runs)
+        row["peak"] = max(accuracy for _, accuracy in arm.curve(spacing))
+        row["final"] = mean(final)
         row["+-"] = statistics.stdev(final) / math.sqrt(len(final)) if len(final) > 1 else 0.0
         costs.append(row)
-        gain = {"arm": name, "lr": arm.best_rate}
+        gains.append(dict(head))
         for other in baselines:
             for title, fractions in {"time": EXACT, "median": FRACTIONS}.items():
                 found = compare(arms[other], arm, spacing, fractions) if other != name else None
-                gain[f"{title} vs {other}"] = found
-        gains.append(gain)
+                gains[-1][f"{title} vs {other}"] = found
     return {"costs": costs, "gains": gains}

@@ -40,24 +40,26 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def update(arguments: argparse.Namespace) -> dict:
     """Time of train.py's update against m: what PODS saves, and what long prompts cost.
 
-    Tables: all kept rollouts in one micro-batch; micro-batches of a fixed size (GRPO-GA, where
-    memory stays and time grows); and prompts of several lengths, each read whole with every rollout
-    and once for all of them, beside the ratio of tokens, which is the most that this can gain.
+    Tables: all kept rollouts in one micro-batch; micro-batches of a fixed size (GRPO-GA); and
+    prompts of several lengths, each read whole with every rollout and once for all of them, beside
+    the ratio of tokens, which is the most that this can gain.
     """
     config, P, T = train_settings(arguments), arguments.prompts, arguments.completion
-    sizes = sorted(arguments.m)
+    sizes, tables = sorted(arguments.m), {}
     model, _ = load_model(config.model)
-    tables = {"one micro-batch": [], f"micro-batches of {16 * P}": [], "prompts": []}
-    for title, rows in zip(tables, (P * sizes[-1], 16 * P)):
+    limits = {"one micro-batch": P * sizes[-1], f"micro-batches of {16 * P}": 16 * P}
+    for title, rows in limits.items():
         settings = replace(config, micro_batch=rows, lr=1e-6)  # it is updated again and again
         calls = {m: prepare_update(model, settings, P, m, T) for m in sizes}
-        times = interleaved(calls, arguments.rounds)
+        times, tables[title] = interleaved(calls, arguments.rounds), []
         for m in sizes:
             row = {"m": m, "ms": 1e3 * statistics.median(times[m])}
             tables[title].append(row | {"time / largest m": ratio(times, m, sizes[-1])})
+    tables["prompts"] = []
     for L, m in product((1, T // 2, T, 2 * T, 4 * T), sizes):
-        ways = {"whole": True, "once": False}
-        calls = {way: prepare_pass(model, P, m, L, T, whole) for way, whole in ways.items()}
+        kept = full_rollouts(model, P, m, L, T)
+        ways = {"whole": whole_rows, "once": shared_prompts}
+        calls = {name: partial(one_pass, model, kept, way) for name, way in ways.items()}
         times = interleaved(calls, arguments.rounds)
         row = {"L": L, "m": m, "once, ms": 1e3 * statistics.median(times["once"])}
         row |= {"whole / once": ratio(times, "whole", "once")}
@@ -68,10 +70,14 @@ def update(arguments: argparse.Namespace) -> dict:
 
 
 def prepare_update(model: nn.Module, config: Config, P: int, m: int, T: int) -> Callable:
+    """`full_update` of a new learner, after prompts of 6 tokens."""
+    return full_update(Learner(model, config, Processes()), P, m, 6, T)
+
+
+def full_update(learner: Learner, P: int, m: int, L: int, T: int) -> Callable:
     """train.py's own update on random rollouts of exactly this size, ready to be called."""
     advantages = torch.tensor([1.0, -1.0]).repeat(P, m)[:, :m]  # none is 0
-    kept = full_rollouts(model, P, m, 6, T)
-    return partial(train.update, Learner(model, config, Processes()), kept, advantages, T)
+    return partial(train.update, learner, full_rollouts(learner.model, P, m, L, T), advantages, T)
 
 
 def full_rollouts(model: nn.Module, P: int, m: int, L: int, T: int) -> Rollouts:
@@ -89,26 +95,13 @@ def full_rollouts(model: nn.Module, P: int, m: int, L: int, T: int) -> Rollouts:
     )
 
 
-def prepare_pass(
-    model: nn.Module, P: int, m: int, L: int, T: int, whole: bool
-) -> Callable[[], None]:
-    """A forward and backward pass of P*m rows, ready to be called; see `full_rollouts`.
-
-    Args:
-        whole: read every row from its first token on; else each of the P prompts once, which an
-            update does where it pays.
-    """
-    rollouts = full_rollouts(model, P, m, L, T)
-    ids, mask = rollouts.sequences()  # [P*m, L+T]
+def one_pass(model: nn.Module, kept: Rollouts, way: Callable) -> None:
+    """A forward and backward pass: every row read whole, or each prompt once, as an update may."""
+    (ids, mask), (P, m, T) = kept.sequences(), kept.mask.shape  # [P*m, L+T]
     mask[-1, -1] = 0  # padded, as most micro-batches are: attention without a mask is faster
     row = torch.arange(P, device=ids.device).repeat_interleave(m)  # [P*m], of its prompt
-
-    def forward_and_backward() -> None:
-        model.zero_grad()
-        once = () if whole else (rollouts.prompt_ids, row)
-        hidden = (whole_rows if whole else shared_prompts)(model, ids, mask, T, *once)
-        output = model.get_output_embeddings()
-        log_probs, _ = target_log_probs(output, hidden, ids[:, -T:], 1.0)  # [P*m, T]
-        log_probs.sum().backward()
-
-    return forward_and_backward
+    once = (kept.prompt_ids, row) if way is shared_prompts else ()
+    model.zero_grad()
+    hidden = way(model, ids, mask, T, *once)
+    log_probs, _ = target_log_probs(model.get_output_embeddings(), hidden, ids[:, -T:], 1.0)
+    log_probs.sum().backward()

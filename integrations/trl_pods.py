@@ -15,15 +15,13 @@ epochs on a batch, adapters, vLLM. TRL is told that a group has m members: it re
 times and normalises over m rewards. The m copies are replaced by the m of n rollouts that `pods.py`
 keeps, so log-probs, reference and update are computed for those alone. Evaluation keeps everything.
 
-This uses what TRL documents (`rollout_func`, which it calls experimental, the reward functions,
-`training_step`, `prediction_step`) and a few of its helpers. Written for TRL 1.16, which supports
-vLLM 0.22 to 0.31 and warns of any other; the lines for vLLM have not been run.
+Written for TRL 1.16, which calls `rollout_func` experimental, supports vLLM 0.22 to 0.31 and warns
+of any other; the lines for vLLM have not been run.
 
 Legend: P prompts of this process, n rollouts a prompt, m kept, T tokens.
 Left out: tools, environments, images, reward models, asynchronous rewards; FSDP without vLLM.
 """
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -50,10 +48,10 @@ class PodsTrainer(GRPOTrainer):
     def __init__(
         self, model, reward_funcs, *args, rollouts_per_prompt: int, rule="max_variance", **options
     ) -> None:
-        functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         for name in ("tools", "environment_factory", "rollout_func"):
             if options.get(name):
                 raise ValueError(f"PodsTrainer brings its own rollouts: leave out {name}")
+        functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         self.scored = [ScoredOnce(function) for function in functions]
         self.rollouts_per_prompt, self.rule, self.rows = rollouts_per_prompt, rule, []
         super().__init__(model, self.scored, *args, rollout_func=keep_m_of_n, **options)
@@ -69,16 +67,14 @@ class PodsTrainer(GRPOTrainer):
                 f"steps_per_generation a multiple of {m}, per_device_eval_batch_size of {m_eval}"
             )
 
-    # A rollout function is given prompts alone, but rewards need the other columns. These cannot be
-    # looked up by the prompt: a dataset may hold one prompt twice, with two answers.
+    # A rollout function is given prompts alone, but rewards need the batch's other columns. These
+    # cannot be looked up by the prompt: a dataset may hold one prompt twice, with two answers.
 
     def training_step(self, model, inputs, *args, **options):
-        """TRL's, with the batch's rows kept for the rollout function."""
         self.rows = inputs
         return super().training_step(model, inputs, *args, **options)
 
-    def prediction_step(self, model, inputs, *args, **options):
-        """TRL's, in an evaluation; as above."""
+    def prediction_step(self, model, inputs, *args, **options):  # of an evaluation
         self.rows = inputs
         return super().prediction_step(model, inputs, *args, **options)
 
@@ -133,8 +129,8 @@ def keep_m_of_n(prompts: list, trainer: PodsTrainer) -> dict[str, list | None]:
     columns["completions"] = read(completions, ids, prompts, trainer)
     columns["completion_ids"], columns["trainer_state"] = completions, trainer.state
     rewards = score(columns, n, trainer)  # [P, n]
-    everything = torch.arange(m).expand(P, m)
-    keep = down_sample(rewards, m, trainer.rule) if n > m else everything  # [P, m]
+    # An evaluation, in which a group may have one member, keeps all.
+    keep = down_sample(rewards, m, trainer.rule) if n > m else torch.arange(m).expand(P, m)
     kept = (keep + n * torch.arange(P)[:, None]).flatten().tolist()  # P * m
     for function in trainer.scored:
         function.kept = kept
@@ -160,15 +156,13 @@ def generate(
     """n completions of each prompt, with the trainer's way to generate and its settings.
 
     Returns:
-        P * n lists of token ids, each with its EOS if it has one; and vLLM's log-probs of them,
-        with which TRL corrects for a sampler that is not quite the trained policy.
+        P * n lists of token ids, EOS included; and vLLM's log-probs of them, with which TRL
+        corrects for a sampler that is not quite the trained policy.
     """
     if trainer.use_vllm:
         repeated = [row for row in prompt_ids for _ in range(n)]
         _, completions, log_probs, _ = trainer.vllm_generation.generate(repeated, None, n)
         return completions, [[token[0] for token in row] for row in log_probs]
-    config = copy.deepcopy(trainer.generation_config)
-    config.num_return_sequences = n
     batch = trainer.processing_class.pad(
         {"input_ids": prompt_ids}, padding_side="left", return_tensors="pt"
     ).to(trainer.accelerator.device)
@@ -180,7 +174,8 @@ def generate(
         gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
     )
     with unwrapped as model, torch.no_grad():
-        ids = model.generate(**batch, generation_config=config)  # [P*n, L+T]
+        options = {"generation_config": trainer.generation_config, "num_return_sequences": n}
+        ids = model.generate(**batch, **options)  # [P*n, L+T]
     completions = []
     for row in ids[:, batch["input_ids"].shape[1] :].tolist():
         # Cut at the first EOS, which belongs to the completion. Never search for the padding

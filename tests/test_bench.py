@@ -79,6 +79,8 @@ def test_commands_write_json(name, tmp_path, capsys, monkeypatch):
     ("argv", "words"),
     [
         (["sampler", "--", "--model", "no/such/model"], "no/such/model"),
+        (["gpu"], "gpu: torch finds no GPU here; the other benches need none"),
+        (["peers"], "peers compares with TRL: pip install trl==1.16.0"),
         (["race", "--", "--m", "80"], "--m 80 is larger than --n 64"),
         (["race", "--seeds", "0"], "--seeds 0: must be a number above 0"),
         (["sampler", "--n", "16", "-1"], "--n [16, -1]: must be a number above 0"),
@@ -90,7 +92,9 @@ def test_commands_write_json(name, tmp_path, capsys, monkeypatch):
         (["bands", "--n", "32", "--m", "8"], "bands has no --n 32 --m 8: say -- --n 32 --m 8 if"),
     ],
 )
-def test_what_the_user_can_mend_is_one_line(argv, words, tmp_path, capsys):
+def test_what_the_user_can_mend_is_one_line(argv, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setitem(sys.modules, "trl", None)  # so importing it fails
     assert bench.main([argv[0], "--out", str(tmp_path), *argv[1:]]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("bench.py: ") and words in line
@@ -121,12 +125,11 @@ def test_flags_of_train_py_choose_the_start_of_all_arms(monkeypatch, tmp_path):
 
 def test_other_work_is_said(monkeypatch, capsys):
     monkeypatch.setattr(bench.OTHERS, "look", lambda: None)
-    monkeypatch.setattr(bench.OTHERS, "largest", 0.4)
-    bench.say_other_work()
-    assert not capsys.readouterr().out
-    monkeypatch.setattr(bench.OTHERS, "largest", 1.44)
-    bench.say_other_work()
-    assert "other work on this machine keeps 1.4 cores busy" in capsys.readouterr().out
+    for load, words in {0.4: "", 1.44: "other work on this machine keeps 1.4 cores"}.items():
+        monkeypatch.setattr(bench.OTHERS, "largest", load)
+        bench.say_other_work()
+        said = capsys.readouterr().out
+        assert words in said and bool(words) == bool(said)
 
 
 # ---- Ctrl-C --------------------------------------------------------------------------------------

@@ -33,19 +33,18 @@ def test_a_racer_does_what_train_does(tmp_path):
 
 def test_the_clock_counts_training_and_nothing_else():
     racer = raced(3)
-    seconds = [row["seconds"] for row in racer.rows]
-    assert racer.curve["step"] == [0, 1, 2, 3] and racer.curve["time"][0] == 0
+    curve, seconds = racer.curve, [row["seconds"] for row in racer.rows]
+    assert curve["step"] == [0, 1, 2, 3] and curve["time"][0] == 0
     total = sum(sum(one.values()) for one in seconds)
-    assert racer.curve["time"][-1] == pytest.approx(total, abs=1e-4)
+    assert curve["time"][-1] == pytest.approx(total, abs=1e-4)
     generate = sum(one["generate"] for one in seconds)
-    assert racer.curve["generate"][-1] == pytest.approx(generate, abs=1e-4)
+    assert curve["generate"][-1] == pytest.approx(generate, abs=1e-4)
     idle = sum(row["groups_without_signal"] for row in racer.rows)
-    assert racer.curve["idle"][-1] == idle / CONFIG.prompts_per_step
+    assert curve["idle"][-1] == idle / CONFIG.prompts_per_step
     trace = racer.trace(until=1.5)
-    assert trace.until == 1.5 and trace.curve == racer.curve
-    assert trace.mean_accuracy == pytest.approx(sum(trace.curve["accuracy"][1:]) / 3)
-    updates = [one["update"] for one in seconds]
-    assert trace.seconds["update"] == pytest.approx(sum(updates) / 3)
+    assert trace.until == 1.5 and trace.curve == curve
+    assert trace.mean_accuracy == pytest.approx(sum(curve["accuracy"][1:]) / 3)
+    assert trace.seconds["update"] == pytest.approx(sum(one["update"] for one in seconds) / 3)
 
 
 def test_a_mark_has_the_mean_entropy_of_the_steps_since_the_last_one():
@@ -80,6 +79,9 @@ def test_heats_are_sorted_into_arms_and_rates(tmp_path, capsys):
     alone = [Racer(replace(RACING["pods"][3e-4], seed=seed)) for seed in (0, 1)]
     assert starts == [racer.curve["accuracy"][0] for racer in alone]
     assert "seed 1 is through" in capsys.readouterr().out
+    for path, load in zip(sorted(tmp_path.glob("race_heats/*/*.json")), (0.1, 0.7)):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"other_work": load}))
+    assert run_heats(RACING, range(2), [1e-9], 1, tmp_path)[1] == 0.7  # the largest load
 
 
 def test_an_interrupted_race_goes_on_with_the_seeds_that_are_missing(tmp_path, monkeypatch, capsys):
@@ -104,13 +106,8 @@ def test_an_interrupted_race_goes_on_with_the_seeds_that_are_missing(tmp_path, m
     assert done == [3, 4, 5] and whole["grpo"].seeds == 3
     assert whole["pods"].drawn([0, 1]) == arms["pods"]
     assert "2 of the seeds were raced before" in capsys.readouterr().out
-    other = RACING | {"grpo": {3e-4: replace(RACING["grpo"][3e-4], n=5)}}
-    run_heats(other, [3], [1e-9], 1, tmp_path)  # another race takes none of these
-    assert done == [3, 4, 5, 3]
-
-
-def test_the_load_of_a_race_is_the_largest_of_its_heats(tmp_path):
-    run_heats(RACING, range(2), [1e-9], 1, tmp_path)
-    for path, load in zip(sorted(tmp_path.glob("race_heats/*/*.json")), (0.1, 0.7)):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"other_work": load}))
-    assert run_heats(RACING, range(2), [1e-9], 1, tmp_path)[1] == 0.7
+    changed = RACING | {"grpo": {3e-4: replace(RACING["grpo"][3e-4], n=5)}}
+    renamed = {"pods": RACING["pods"], "4x4": RACING["grpo"]}
+    for other in (changed, renamed):  # another race takes none of these
+        run_heats(other, [3], [1e-9], 1, tmp_path)
+    assert done == [3, 4, 5, 3, 3]

@@ -7,11 +7,10 @@ import torch
 from conftest import metrics, small
 from torch.nn.utils import parameters_to_vector
 
-import bench
 import logprobs
 from benches.bands import summary
 from benches.sampler import count_tokens, samplers
-from benches.update import prepare_pass, prepare_update
+from benches.update import full_rollouts, one_pass, prepare_update
 from support.models import load_model
 from support.run import Run
 
@@ -59,15 +58,15 @@ def test_both_ways_have_the_same_gradient_and_one_reads_each_prompt_once(monkeyp
 
     monkeypatch.setattr(logprobs, "read", watched)
     model, _ = load_model("tiny_policy")
-    gradients = {}
-    for whole in (True, False):
-        prepare_pass(model, P=2, m=3, L=5, T=4, whole=whole)()
-        gradients[whole] = parameters_to_vector(p.grad for p in model.parameters())
+    gradients, kept = [], full_rollouts(model, P=2, m=3, L=5, T=4)
+    for way in (logprobs.whole_rows, logprobs.shared_prompts):
+        one_pass(model, kept, way)
+        gradients.append(parameters_to_vector(p.grad for p in model.parameters()))
     assert shapes == [(6, 8), (2, 5), (6, 3)]
-    assert (gradients[True] - gradients[False]).norm() < 1e-5 * gradients[True].norm()
+    assert (gradients[0] - gradients[1]).norm() < 1e-5 * gradients[0].norm()
 
 
-# ---- bands and peers -----------------------------------------------------------------------------
+# ---- bands ---------------------------------------------------------------------------------------
 
 
 def test_a_summary_is_of_the_rows_that_a_run_logs(finished):
@@ -78,9 +77,3 @@ def test_a_summary_is_of_the_rows_that_a_run_logs(finished):
     idle = sum(row["groups_without_signal"] for row in rows)
     assert found["groups without signal"] == pytest.approx(idle / (2 * len(rows)))
     assert found["logprob_gap"] == max(row["logprob_gap"]["max"] or 0 for row in rows) < 1e-4
-
-
-def test_peers_without_trl_is_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "trl", None)  # so importing it fails
-    assert bench.main(["peers", "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == "bench.py: peers compares with TRL: pip install trl==1.16.0\n"

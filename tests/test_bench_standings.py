@@ -1,6 +1,5 @@
 """Arms against each other, on runs whose standings can be computed by hand."""
 
-import json
 import math
 import random
 import statistics
@@ -114,8 +113,3 @@ def test_every_arm_has_a_colour_of_its_own():
     draw_arms(axes, {name: made_up.arm(0.1) for name in arms}, 0.5, "title")
     colors = [str(line.get_color()) for line in axes.lines]
     assert len(set(colors)) == 4 and colors[::3] == [COLORS["grpo"], COLORS["pods"]]
-
-
-def test_an_arm_survives_json():
-    arm = made_up.arm(0.1, 0.2)
-    assert Arm.from_json(json.loads(json.dumps(arm.as_json()))) == arm

@@ -79,11 +79,9 @@ def test_the_update_is_on_m_rows_a_prompt_with_our_gradient(found, loss_type):
 
 def test_a_prompt_that_occurs_twice_keeps_its_two_answers_apart(found):
     (shown,) = found["grpo"]["shown"]
-    groups = {
-        (shown["prompts"][i], *shown["answers"][i : i + N]) for i in range(0, P * N, N)
-    }  # each group has one prompt and one answer
+    pairs = list(zip(shown["prompts"], shown["answers"]))
     expected = {("11+22=", "33"), ("11+22=", "44"), ("5+6=", "11")}
-    assert groups == {(prompt, *[answer] * N) for prompt, answer in expected}
+    assert {(*pairs[i : i + N],) for i in range(0, P * N, N)} == {(pair,) * N for pair in expected}
 
 
 def test_two_epochs_with_kl_are_two_of_our_steps_on_the_same_rollouts(found):
@@ -129,9 +127,7 @@ def test_the_example_of_the_readme_runs_on_a_cpu_as_written(found):
 
 def test_several_reward_functions_are_weighted_and_may_not_apply(found):
     seen = found["several"]
-    first, second = (
-        torch.tensor(rewards, dtype=torch.float64).view(P, N) for rewards in seen["rewards"]
-    )
+    first, second = torch.tensor(seen["rewards"], dtype=torch.float64).view(2, P, N)
     total = 10 * first.nan_to_num() + 0.5 * second.nan_to_num()
     unscored = first.isnan() & second.isnan()
     assert unscored.sum(-1).tolist() == [0, 0, N // 2]
@@ -139,12 +135,10 @@ def test_several_reward_functions_are_weighted_and_may_not_apply(found):
     kept = max_variance(total.masked_fill(unscored, mean), M)
     assert not unscored.gather(-1, kept).any()
     assert seen["kept"] == (kept + N * torch.arange(P)[:, None]).flatten().tolist()
-    assert seen["log"][0]["reward_of_all"] == pytest.approx(
-        total[~unscored].mean().item(), rel=1e-5
-    )
-    assert seen["log"][0]["asked"] == P * N
+    log, mean = seen["log"][0], total[~unscored].mean().item()
+    assert log["reward_of_all"] == pytest.approx(mean, rel=1e-5) and log["asked"] == P * N
     assert seen["extra"]["number"] == seen["kept"]
-    assert "rewards/length/mean" in seen["log"][0]  # as TRL calls a partial: by what is in it
+    assert "rewards/length/mean" in log  # as TRL calls a partial: by what is in it
 
 
 def test_what_cannot_work_is_said(found):
