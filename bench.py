@@ -8,7 +8,7 @@
     python bench.py bands      # what the default run shows at steps 20, 50 and 100, over seeds
     python bench.py gpu        # on a GPU, ten minutes: log-probs, memory, seconds of a step
 
-    python bench.py race --arms grpo pods -- --preset rare      # after --: flags of train.py
+    python bench.py race --arms grpo pods -- --preset cpu       # after --: flags of train.py
 
 The race and its arms are here; how it is run, measured and drawn, and the other parts, are in
 benches/, one question a file. Everything that is compared is interleaved, repeated and reported
@@ -71,6 +71,7 @@ ARMS = {
     "pods-all": lambda n, m, P: {"advantages": "all"},  # the paper's appendix A.3
 } | RIVALS
 BASELINES = ("grpo-ga", "grpo")
+GRID = (3e-4, 6e-4, 1.2e-3, 2.4e-3)  # learning rates; the best of the three arms are inside
 
 
 def racer(arm: str, base: Config) -> Config:
@@ -88,15 +89,17 @@ def racer(arm: str, base: Config) -> Config:
 def race(arguments: argparse.Namespace) -> dict:
     """Accuracy against training time for GRPO, GRPO-GA, PODS and the other rules.
 
-    Every arm is a setting of train.py: same policy, prompts and micro-batch. The first tables give
-    all arms one learning rate, the second ones the best of --grid to each of the --tuned arms. An
-    arm's best rate has the highest accuracy on average over the race. What is reported: seconds a
-    step by phase, groups without signal, peak of the mean curve, accuracy at the end, and how many
-    times sooner (in training time) an arm reaches 99% of a baseline's best, beside the median of
-    that ratio over 90% to 99.5% of it, with the 95% interval of a bootstrap over seeds. Ctrl-C
-    reports the seeds that are through; the same command goes on with the others.
+    Every arm is a setting of train.py: same policy, prompts and micro-batch. The start is that of
+    `--preset rare`, where selection has something to find, unless flags after -- say otherwise
+    (`-- --preset cpu`: train.py's default). The first tables give all arms one learning rate, the
+    second ones the best of --grid to each of the --tuned arms. An arm's best rate has the highest
+    accuracy on average over the race. What is reported: seconds a step by phase, groups without
+    signal, peak of the mean curve, accuracy at the end, and how many times sooner (in training
+    time) an arm reaches 99% of a baseline's best, beside the median of that ratio over 90% to 99.5%
+    of it, with the 95% interval of a bootstrap over seeds. Ctrl-C reports the seeds that are
+    through; the same command goes on with the others.
     """
-    base = train_settings(arguments)
+    base = train_settings(arguments, "--preset", "rare", "--lr", "6e-4")
     every, count = arguments.every, round(60 * arguments.minutes / arguments.every)
     if not count:
         raise InputError(f"--minutes {arguments.minutes:g}: give time for one evaluation at least")
@@ -130,13 +133,13 @@ def race(arguments: argparse.Namespace) -> dict:
 def race_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of the race."""
     add, arms = parser.add_argument, list(ARMS)
-    add("--minutes", type=float, default=0.3, help="training time of each run")
+    add("--minutes", type=float, default=0.35, help="training time of each run")
     add("--every", type=float, default=1.5, help="seconds between evaluations")
-    add("--seeds", type=int, default=5, help="runs of each arm, from --seed on")
+    add("--seeds", type=int, default=6, help="runs of each arm, from --seed on")
     known = f"{', '.join(arms)}, or n x m such as 128x8"
     add("--arms", nargs="+", default=arms[:6], metavar="ARM", help=known)
     add("--tuned", nargs="*", default=arms[:3], metavar="ARM", help="of these, get --grid")
-    add("--grid", type=float, nargs="+", default=[3e-4, 4.5e-4, 6.75e-4], help="learning rates")
+    add("--grid", type=float, nargs="+", default=GRID, help="learning rates")
     add("--jobs", type=int, default=min(2, os.cpu_count()), help="seeds at a time")
 
 
