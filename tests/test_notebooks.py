@@ -133,11 +133,6 @@ def notebook():
         yield get
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 5])
-def test_it_runs_from_top_to_bottom(number, notebook):
-    assert notebook(number).names["ROOT"] == ROOT
-
-
 @pytest.mark.parametrize(("n", "m", "rule"), [(16, 4, "max_variance"), (8, 8, "random")])
 def test_the_loop_of_notebook_0_is_train_step(n, m, rule, notebook):
     names, learn = notebook(0).names, notebook(0).code["loop-learn"]
