@@ -12,8 +12,6 @@ from logprobs import Policy
 from support.errors import InputError
 from support.processes import Largest, Processes, combined
 
-# ---- one row of several --------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("values", "expected"),
@@ -39,9 +37,6 @@ def test_numbers_of_several_processes_are_one(values, expected):
 
 def test_what_is_not_finite_in_one_process_is_not_in_all():
     assert math.isnan(combined([{"grad_norm": 1.0}, {"grad_norm": math.nan}])["grad_norm"])
-
-
-# ---- one process ---------------------------------------------------------------------------------
 
 
 def test_one_process_needs_nobody():
