@@ -16,8 +16,6 @@ from conftest import ROOT
 
 import bench
 
-# ---- the measure ---------------------------------------------------------------------------------
-
 
 def test_speedup_is_the_ratio_of_first_times_at_99_percent_of_the_baselines_best():
     baseline = [(1, 0.5), (2, 0.8), (3, 0.895), (4, 0.9), (5, 0.85)]  # best 0.9, so 0.891 counts

@@ -8,8 +8,6 @@ from conftest import assert_equal, random_model, small
 from torch import distributed
 
 import train
-from logprobs import Policy
-from support.errors import InputError
 from support.processes import Largest, Processes, combined
 
 
@@ -52,8 +50,6 @@ def test_one_process_needs_nobody():
     alone.average_gradients(model.parameters())
     assert all(weight.grad is None for weight in model.parameters())
     assert_equal(model.state_dict(), weights)
-    with pytest.raises(InputError, match=r"--shard needs several processes: .* torchrun"):
-        alone.shard(Policy(model))
 
 
 def test_a_clusters_rank_alone_starts_no_group(monkeypatch):

@@ -139,9 +139,6 @@ def test_the_rehearsal_changes_nothing():
     assert all(weight.grad is None for weight in run.model.parameters())
 
 
-# ---- vLLM ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="needs vLLM")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["Olmo2", "Qwen3"])

@@ -295,9 +295,7 @@ def test_a_run_goes_on_with_another_number_of_processes_and_says_so(tmp_path, ca
 # ---- an engine in each process -------------------------------------------------------------------
 
 
-needs_vllm = pytest.mark.skipif(
-    not importlib.util.find_spec("vllm"), reason="vLLM is not installed"
-)
+needs_vllm = pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="needs vLLM")
 
 
 @needs_vllm
