@@ -65,9 +65,8 @@ def test_the_rules_and_advantages_of_the_page_are_those_of_the_code(tmp_path):
     keeps = "Object.fromEntries(entries(RULES).map(([name, rule]) => [name, rule(r, m)]))"
     each = f"{{ keeps: {keeps}, advantages: advantages(r, r), split: splits(r, m) }}"
     made = groups(1000)
-    for (rewards, m), found in zip(
-        made, in_node(f"data.map(([r, m]) => ({each}))", made, tmp_path)
-    ):
+    all_found = in_node(f"data.map(([r, m]) => ({each}))", made, tmp_path)
+    for (rewards, m), found in zip(made, all_found, strict=True):
         by_chance = found["keeps"].pop("random")
         assert found["keeps"] == {rule: RULES[rule](rewards, m).tolist() for rule in found["keeps"]}
         assert found["keeps"].keys() | {"random"} == RULES.keys()
