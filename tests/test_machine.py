@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import shlex
 import signal
@@ -64,9 +63,8 @@ def test_any_name_will_do_and_the_printed_command_goes_on_in_a_shell(tmp_path, c
 
 
 def test_data_lies_anywhere(tmp_path):
-    row = {"question": "How much?", "answer": "#### 3"}
     (tmp_path / ALL).mkdir()
-    (tmp_path / ALL / "train.jsonl").write_text(json.dumps(row) + "\n")
+    write_sums(tmp_path / ALL / "train.jsonl", [("How much?", "#### 3")])
     assert load_task("gsm8k", "train", tmp_path / ALL)[0].answer == "3"
 
 

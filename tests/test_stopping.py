@@ -79,8 +79,8 @@ def test_a_resumed_run_may_change_what_does_not_change_the_gradient(finished, tm
     assert "there is nothing left to do" in capsys.readouterr().out
     assert metrics(tmp_path / "run") == before
     assert resume(tmp_path / "run", "--steps", 6, "--micro-batch", 3, "--save-every", 1) == 0
-    for name, weight in weights_of(finished).items():
-        torch.testing.assert_close(weights_of(tmp_path / "run")[name], weight, rtol=0, atol=1e-5)
+    left, expected = weights_of(tmp_path / "run"), weights_of(finished)
+    torch.testing.assert_close(left, expected, rtol=0, atol=1e-5)
 
 
 # ---- stopped by a signal -------------------------------------------------------------------------
