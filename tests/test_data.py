@@ -85,9 +85,7 @@ def test_a_tokenizer_that_cannot_read_the_instruction_is_not_given_it():
         ("{% for m in messages %}{% for p in m['content'] if p['type'] == 'text' %}{{ p['text'] }}"
          "{% endfor %}{% endfor %}", "drops the question"),
         ("{{ messages[0]['content'] }}{{ messages[-1]['content'][:5] }}", "drops the question"),
-        ("assistant:", "drops the question"),
         ("{% for m in messages %}{{ m['content'] }}", "template fails"),
-        ("{{ messages['content'].text }}", "template fails"),
         ("{{ raise_exception('never') }}", "template fails: never"),
     ],
 )  # fmt: skip
