@@ -173,9 +173,7 @@ def test_questions_that_are_trained_on_and_tested_are_counted(capsys, tested, sa
 
 
 @pytest.mark.parametrize("change", ["answers", "template", "nothing"])
-def test_a_resumed_run_says_what_train_and_test_share_and_that_data_are_others(
-    tmp_path, capsys, change
-):
+def test_a_resumed_run_says_what_is_shared_and_that_data_are_others(tmp_path, capsys, change):
     model = shutil.copytree(TINY_POLICY, tmp_path / "tiny")
     questions = [f"{a}+11=" for a in range(10, 40)]
     for split in ("train", "test"):

@@ -109,7 +109,7 @@ def test_train_on_one_task_evaluate_on_others(tmp_path):
         assert numbers["accuracy"] == pytest.approx(sum(right) / len(right))
 
 
-# ---- what is written and shown ------------------------------------------------------------------
+# ---- what is written and shown -------------------------------------------------------------------
 
 
 def test_all_rows_are_written_and_one_right_and_two_wrong_ones_shown(tmp_path):

@@ -29,9 +29,8 @@ def test_the_optimizer_steps_what_is_trained_and_no_more():
 
 
 def test_the_seed_decides_where_an_adapter_starts():
-    made = (
-        Learner(random_model("qwen2"), small(lora_rank=2), Processes(), seed) for seed in (1, 1, 2)
-    )
+    config = small(lora_rank=2)
+    made = (Learner(random_model("qwen2"), config, Processes(), seed) for seed in (1, 1, 2))
     first, again, other = (next(iter(learner.trained.values())) for learner in made)
     assert torch.equal(first, again) and not torch.equal(first, other)
 

@@ -81,7 +81,6 @@ def test_the_folder_of_a_run_is_not_its_model(finished):
 
 # ---- weights -------------------------------------------------------------------------------------
 
-
 NORM = "model.norm.weight"
 
 
