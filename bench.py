@@ -65,10 +65,7 @@ ARMS = {
     "random": lambda n, m, P: {"rule": "random"},
     "max-reward": lambda n, m, P: {"rule": "max_reward"},
     "percentile": lambda n, m, P: {"rule": "percentile"},
-    "grpo-signal": lambda n, m, P: {"n": m, "average_over": "signal"},
-    "pods-signal": lambda n, m, P: {"average_over": "signal"},
     "pods-accuracy": lambda n, m, P: {"select_by": "accuracy"},
-    "pods-all": lambda n, m, P: {"advantages": "all"},  # the paper's appendix A.3
 } | RIVALS
 BASELINES = ("grpo-ga", "grpo")
 GRID = (3e-4, 6e-4, 1.2e-3, 2.4e-3)  # learning rates; the best of the three arms are inside

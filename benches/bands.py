@@ -29,7 +29,7 @@ def bands(arguments: argparse.Namespace) -> dict:
     of the `logprob_gap`s). Nothing here depends on the machine, except for rounding.
     """
     base = train_settings(arguments)
-    found = {step: [] for step in sorted(set(arguments.steps))}
+    found = {step: [] for step in sorted(set(arguments.steps))}  # a row a seed
     for seed in range(base.seed, base.seed + arguments.seeds):
         run, logged = Run(replace(base, seed=seed)), []
         for step in range(1, max(found) + 1):

@@ -21,6 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from tqdm import tqdm
 
@@ -78,8 +79,7 @@ def ratio(times: dict[str, list[float]], numerator: str, denominator: str) -> li
 class OtherWork:
     """How many cores other processes keep busy, between one look and the next.
 
-    Attributes:
-        largest: the most so far; None before the second look, and where the system is not Linux.
+    `largest` is the most so far; None before the second look.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class OtherWork:
     def look(self) -> None:
         """Count what others did since the last look, if that is a second ago: a tick is 10 ms."""
         now = time.monotonic()
-        if self.busy is None or now - self.then < 1.0:
+        if now - self.then < 1.0:
             return
         busy = busy_seconds()
         cores = max(0.0, (busy - self.busy) / (now - self.then))
@@ -100,30 +100,20 @@ class OtherWork:
         self.then, self.busy = now, busy
 
 
-def busy_seconds(proc: Path = Path("/proc")) -> float | None:
-    """CPU seconds so far of all processes except the bench's own; None if that is not known.
+def busy_seconds() -> float:
+    """CPU seconds so far of all processes except the first one of the bench and all it started.
 
-    Its own are the first process and all that it started. Time that a hypervisor takes for other
-    guests counts as other work: it slows the bench just as much.
+    Time that a hypervisor takes for other guests counts: it slows the bench just as much.
     """
-    if not (proc / "stat").exists():
-        return None
-    user, nice, system, _idle, _waiting, *rest = (proc / "stat").read_text().split()[1:9]
-    parents, ticks = {}, {}
-    for path in proc.glob("[0-9]*/stat"):
-        try:
-            # The name, in brackets, may hold blanks. Fields: state, parent, ...
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        process = int(path.parent.name)
-        parents[process], ticks[process] = int(fields[1]), sum(map(int, fields[11:15]))
-    first = multiprocessing.parent_process()
-    own = {first.pid if first else os.getpid()}
-    while more := {child for child, parent in parents.items() if parent in own} - own:
-        own |= more
-    busy = sum(map(int, (user, nice, system, *rest))) - sum(ticks.get(one, 0) for one in own)
-    return busy / os.sysconf("SC_CLK_TCK")
+    times = psutil.cpu_times()._asdict()
+    for name in ("idle", "iowait", "guest", "guest_nice"):  # a guest's time is in `user` already
+        times.pop(name, None)
+    busy, parent = sum(times.values()), multiprocessing.parent_process()
+    first = psutil.Process(parent.pid if parent else None)
+    for process in (first, *first.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            busy -= sum(process.cpu_times()[:4])  # its own, and its ended children's
+    return busy
 
 
 OTHERS = OtherWork()  # one for each process

@@ -1,7 +1,7 @@
 """How fast are rollouts generated? Our samplers against transformers' own `generate`.
 
-python bench.py sampler
-python bench.py sampler --n 16 64 -- --model DIR --task gsm8k --max-new-tokens 256
+    python bench.py sampler
+    python bench.py sampler --n 16 64 -- --model DIR --task gsm8k --max-new-tokens 256
 
 Legend: P prompts, n rollouts each, T completion tokens.
 """

@@ -40,7 +40,6 @@ ROOT = Path(__file__).parents[1]
 
 # ---- models --------------------------------------------------------------------------------------
 
-
 SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)
 SIZES_OF = {
     "gpt2": SIZES | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),

@@ -1,8 +1,9 @@
 """How the benches measure: in turn, in rounds, and knowing what else the machine does."""
 
 import json
-from pathlib import Path
+from collections import namedtuple
 
+import psutil
 import pytest
 import torch
 from conftest import ROOT
@@ -25,25 +26,30 @@ def test_a_ratio_is_taken_round_by_round():
     assert ratio({"a": [4.0], "b": [2.0]}, "a", "b") == [2.0, 2.0, 2.0]
 
 
-def made_up_system(folder: Path, busy: list[int], processes: dict[int, tuple[int, int]]) -> Path:
-    """What Linux shows in /proc: the CPU's ticks, and of each process its parent and ticks."""
-    (folder / "stat").write_text(f"cpu  {' '.join(map(str, busy))}\ncpu0 0 0 0 0\n")
-    for process, (parent, ticks) in processes.items():
-        (folder / str(process)).mkdir()
-        fields = ["S", parent, *[0] * 9, ticks, 0, 0, 0, 0]
-        text = f"{process} (a name) with 9 blanks) {' '.join(map(str, fields))}"
-        (folder / str(process) / "stat").write_text(text)
-    return folder
+class MadeUpProcess:
+    """What psutil knows of a process: user, system, ended children's user and system, waiting."""
+
+    def __init__(self, *seconds, children=()):
+        self.seconds, self.below = seconds, children
+
+    def cpu_times(self):
+        if not self.seconds:
+            raise psutil.NoSuchProcess(1)
+        return (*self.seconds, 1000.0)
+
+    def children(self, recursive):
+        return self.below if recursive else self.below[:1]
 
 
-def test_the_bench_and_all_it_started_are_no_other_work(tmp_path, monkeypatch):
-    processes = {1: (0, 500), 10: (1, 100), 11: (10, 200), 12: (11, 50), 13: (1, 7)}
-    # user, nice, system, idle, iowait, irq, softirq, steal; guests' time is in user already
-    system = made_up_system(tmp_path, [1000, 100, 50, 99999, 999, 3, 2, 5, 77, 77], processes)
-    monkeypatch.setattr("os.getpid", lambda: 10)
-    ticks = measure.os.sysconf("SC_CLK_TCK")
-    assert busy_seconds(system) == (1160 - 100 - 200 - 50) / ticks
-    assert busy_seconds(tmp_path / "elsewhere") is None
+def test_the_bench_and_all_it_started_are_no_other_work(monkeypatch):
+    """A child of a child counts, one that has just ended does not; waiting is no work."""
+    children = [MadeUpProcess(20, 3, 2, 0), MadeUpProcess(5, 0, 0, 0), MadeUpProcess()]
+    first = MadeUpProcess(100, 7, 0, 3, children=children)
+    monkeypatch.setattr(measure.psutil, "Process", lambda pid: first)
+    kinds = "user nice system idle iowait irq softirq steal guest guest_nice"
+    of_all = namedtuple("Times", kinds)(1000, 100, 50, 99999, 999, 3, 2, 5, 77, 77)
+    monkeypatch.setattr(measure.psutil, "cpu_times", lambda: of_all)
+    assert busy_seconds() == 1160 - 110 - 25 - 5
 
 
 def test_the_largest_load_between_two_looks_is_kept(monkeypatch):
@@ -56,11 +62,6 @@ def test_the_largest_load_between_two_looks_is_kept(monkeypatch):
         other.look()
         seen.append(other.largest)
     assert seen == [None, 0.5, 1.5, 1.5]  # half a second is too short to tell
-    clock["busy"] = None  # a system that does not tell
-    other.start()
-    clock["now"] = 99.0
-    other.look()
-    assert other.largest is None
 
 
 # Measured before other work was recorded. To be measured anew, and this list to be emptied.

@@ -25,10 +25,8 @@ def said(capsys) -> list[str]:
     [
         ("--m 65", ["--m 65", "--n 64"]),
         ("--nonsense", ["--nonsense"]),
-        ("--preset rare best", ["best", "gsm8k-qwen2.5-3b-l40s", "cppo"]),
         ("--reward missing.py:f=1", ["missing.py:f", "FileNotFoundError"]),
         ("--task nonsense", ["nonsense", "gsm8k"]),
-        ("--task gsm8k --data missing", ["missing"]),
         ("--model ./missing", ["./missing", "no such folder"]),
         ("--shard", ["--shard", "torchrun"]),
         ("--resume", ["--resume", "holds no run"]),
@@ -84,9 +82,6 @@ def test_eval_only_writes_the_numbers_as_json(finished, tmp_path, capsys):
     rows = metrics(finished, "evaluation.jsonl")
     assert [row.pop("step") for row in rows] == [6] * 16
     assert metrics(out, "evaluation.jsonl") == rows
-
-
-# ---- from its first moment on --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("script", ["train.py", "bench.py"])

@@ -85,9 +85,7 @@ def test_a_tokenizer_that_cannot_read_the_instruction_is_not_given_it():
         ("{% for m in messages %}{% for p in m['content'] if p['type'] == 'text' %}{{ p['text'] }}"
          "{% endfor %}{% endfor %}", "drops the question"),
         ("{{ messages[0]['content'] }}{{ messages[-1]['content'][:5] }}", "drops the question"),
-        ("assistant:", "drops the question"),
         ("{% for m in messages %}{{ m['content'] }}", "template fails"),
-        ("{{ messages['content'].text }}", "template fails"),
         ("{{ raise_exception('never') }}", "template fails: never"),
     ],
 )  # fmt: skip
@@ -175,9 +173,7 @@ def test_questions_that_are_trained_on_and_tested_are_counted(capsys, tested, sa
 
 
 @pytest.mark.parametrize("change", ["answers", "template", "nothing"])
-def test_a_resumed_run_says_what_train_and_test_share_and_that_data_are_others(
-    tmp_path, capsys, change
-):
+def test_a_resumed_run_says_what_is_shared_and_that_data_are_others(tmp_path, capsys, change):
     model = shutil.copytree(TINY_POLICY, tmp_path / "tiny")
     questions = [f"{a}+11=" for a in range(10, 40)]
     for split in ("train", "test"):

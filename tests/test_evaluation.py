@@ -6,7 +6,6 @@ import math
 import re
 
 import pytest
-import torch
 from conftest import SMALL, metrics, small, write_sums
 
 import train
@@ -110,7 +109,7 @@ def test_train_on_one_task_evaluate_on_others(tmp_path):
         assert numbers["accuracy"] == pytest.approx(sum(right) / len(right))
 
 
-# ---- what was written, to read -------------------------------------------------------------------
+# ---- what is written and shown -------------------------------------------------------------------
 
 
 def test_all_rows_are_written_and_one_right_and_two_wrong_ones_shown(tmp_path):
@@ -133,9 +132,6 @@ def test_the_rows_of_all_processes_are_in_the_order_of_problems():
     _, expected = evaluate(run)
     run.processes.gather = with_another
     assert evaluate(run)[1] == expected
-
-
-# ---- what a run shows of itself ------------------------------------------------------------------
 
 
 def a_row(step: int, **changes) -> dict:
@@ -166,11 +162,3 @@ def test_curves_are_drawn_of_a_run_and_not_of_nothing(finished, tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     evaluation.draw_curves(idle[:1], tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
-
-
-def test_evaluation_leaves_the_random_state_of_a_run_alone():
-    """Else evaluating more often would change what is learned."""
-    run = Run(small())
-    before = torch.get_rng_state()
-    evaluate(run)
-    assert torch.equal(torch.get_rng_state(), before)

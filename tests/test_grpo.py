@@ -48,24 +48,11 @@ def test_rewards_that_differ_by_a_rounding_error_alone_are_equal():
     assert group_advantages(torch.tensor([1.0, 1.0078125], dtype=torch.bfloat16)).abs().min() > 0
 
 
-HALF_PRECISION = torch.tensor([300, -300, 300, -300], dtype=torch.float16)
-
-
-@pytest.mark.parametrize(
-    ("rewards", "expected"),
-    [
-        ([1.0], [0.0]),  # not NaN
-        # The same question twice: together, two constant groups would have a signal.
-        ([[1, 1, 1, 1], [0, 0, 0, 0]], [[0.0] * 4] * 2),
-        ([[1, 1, 1, 1], [0, 0, 1, 1]], [[0.0] * 4, [-0.8660, -0.8660, 0.8660, 0.8660]]),
-        (HALF_PRECISION, [0.8660, -0.8660, 0.8660, -0.8660]),  # whose squares are no float16
-        # Of eight rewards, these four are kept, and normalised once.
-        ([0, 0, 0, 1], [-0.5, -0.5, -0.5, 1.5]),
-    ],
-)
-def test_advantages_by_hand(rewards, expected):
-    found = group_advantages(rewards, eps=0.0)
-    torch.testing.assert_close(found, torch.tensor(expected), atol=1e-4, rtol=0)
+def test_advantages_of_one_reward_and_of_large_ones_in_half_precision():
+    assert group_advantages([1.0], eps=0.0).tolist() == [0.0]  # not NaN
+    large = torch.tensor([300, -300, 300, -300], dtype=torch.float16)  # their squares are infinite
+    expected = torch.tensor([0.8660, -0.8660, 0.8660, -0.8660])
+    torch.testing.assert_close(group_advantages(large, eps=0.0), expected, atol=1e-4, rtol=0)
 
 
 # ---- the loss ------------------------------------------------------------------------------------
@@ -131,16 +118,6 @@ def test_importance_weights_are_capped_have_no_gradient_and_are_1_where_padded()
     weights = importance_weights(old, sampler, torch.tensor([[1, 1, 1, 0]]), 1.5)
     assert weights.tolist() == [pytest.approx([1.0, math.exp(-1), 1.5, 1.0])]
     assert not weights.requires_grad
-
-
-def test_a_loss_of_zero_still_has_a_gradient():
-    """One token each from logits [0, 0], advantages 1 and -1: on policy the loss prints 0."""
-    logits = torch.zeros(2, requires_grad=True)
-    log_probs = logits.log_softmax(-1)[:, None]  # tokens 0 and 1
-    loss = grpo_loss(log_probs, log_probs.detach(), torch.tensor([1.0, -1]), torch.ones(2, 1))
-    loss.backward()
-    assert loss.item() == 0.0
-    assert logits.grad.tolist() == pytest.approx([-0.5, 0.5])
 
 
 @pytest.mark.parametrize("junk", [100.0, math.inf, -math.inf, math.nan])

@@ -81,7 +81,6 @@ def test_the_folder_of_a_run_is_not_its_model(finished):
 
 # ---- weights -------------------------------------------------------------------------------------
 
-
 NORM = "model.norm.weight"
 
 
@@ -153,31 +152,23 @@ def test_a_turn_end_that_ends_nothing_is_hinted_at(capsys, eos, hinted):
 # ---- folders of adapters -------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def with_adapter(tmp_path_factory) -> Path:
-    """A run with an adapter that has learned something."""
-    out = tmp_path_factory.mktemp("runs") / "adapter"
-    train.train(small(steps=2, eval_every=0, lora_rank=4, lr=1e-2), out)
-    return out
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_run_from_a_saved_adapter_leaves_the_policy_that_it_ends_with(
-    with_adapter, rank, tmp_path
-):
+def test_a_run_from_a_saved_adapter_leaves_the_policy_that_it_ends_with(tmp_path):
     """All weights of the merged model are trained, or a second adapter on top of it."""
-    run = Run(small(model=str(with_adapter / "model"), lora_rank=rank, lr=1e-3))
-    folder = Folder(tmp_path / "further", run)
-    folder.create()
-    assert {".lora_" in name for name in run.learner.trained} == {rank > 0}
-    before = log_probs(run.model).clone()
-    for step in (1, 2, 3, 4):
-        train.train_step(run, step)
-    folder.save_models()
-    after, loaded = log_probs(run.model), load_model(str(tmp_path / "further" / "model"))[0]
-    torch.testing.assert_close(log_probs(loaded), after, atol=1e-4, rtol=0)
-    assert not torch.allclose(before, after, atol=1e-3)
-    assert not torch.allclose(log_probs(load_model("tiny_policy")[0]), after, atol=1e-2)
+    first = small(steps=2, eval_every=0, lora_rank=4, lr=1e-2)  # so that it has learned something
+    train.train(first, tmp_path / "first")
+    for rank in (0, 2):
+        run = Run(small(model=str(tmp_path / "first" / "model"), lora_rank=rank, lr=1e-3))
+        folder = Folder(tmp_path / f"further_{rank}", run)
+        folder.create()
+        assert {".lora_" in name for name in run.learner.trained} == {rank > 0}
+        before = log_probs(run.model).clone()
+        for step in (1, 2, 3, 4):
+            train.train_step(run, step)
+        folder.save_models()
+        after, loaded = log_probs(run.model), load_model(str(folder.path / "model"))[0]
+        torch.testing.assert_close(log_probs(loaded), after, atol=1e-4, rtol=0)
+        assert not torch.allclose(before, after, atol=1e-3)
+        assert not torch.allclose(log_probs(load_model("tiny_policy")[0]), after, atol=1e-2)
 
 
 def test_an_adapter_of_a_local_model_is_loaded_from_anywhere(tmp_path, monkeypatch):

@@ -16,15 +16,11 @@ NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "4_pods_elsewhere.ipynb"
 
 def cells(tag: str) -> SimpleNamespace:
     """What the notebook's cells with this tag define."""
-    names = {"np": np, "torch": torch, "max_variance": max_variance}
-    names["group_advantages"] = group_advantages
+    names = dict(np=np, torch=torch, max_variance=max_variance, group_advantages=group_advantages)
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:
         if tag in cell["metadata"].get("tags", []):
             exec(compile("".join(cell["source"]), f"notebook 4, {cell['id']}", "exec"), names)
     return SimpleNamespace(**names)
-
-
-# ---- verl ----------------------------------------------------------------------------------------
 
 
 def test_verl_advantages_give_the_gradient_of_the_kept_rows():
@@ -65,9 +61,6 @@ def test_verl_replay_buffer_lets_m_rows_a_prompt_out():
     rows = max_variance(rewards, 4).tolist()
     expected = [f"prompt{p}_{i}_0" for p, row in enumerate(rows) for i in row]
     assert keys == expected and set(left) == set(expected)
-
-
-# ---- NumPy ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("n", "m"), [(2, 2), (5, 3), (16, 4), (64, 16)])

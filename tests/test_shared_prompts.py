@@ -5,22 +5,10 @@ import torch
 from conftest import adapted, full_log_probs, random_model
 from test_log_probs import TableModel
 from torch import nn
-from transformers import (
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    RwkvConfig,
-    RwkvForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import logprobs
 from logprobs import Policy, target_log_probs, token_log_probs, whole_rows
-
-SIZE = {"vocab_size": 19, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.2}
-HEADS = {"intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def groups(prompts=(3, 7, 1), lengths=((6, 2, 4), (1, 5, 5), (3, 6, 0))):
@@ -59,9 +47,8 @@ def assert_same_gradient(gradient, expected):
     assert (gradient - expected).norm() < 1e-5 * expected.norm()
 
 
-def assert_same_policy(model, inputs, log_probs, whole) -> None:
+def assert_same_policy(model, mask, log_probs, whole) -> None:
     """Log-probs and gradient, of the tokens that count, are those of whole rows."""
-    mask = inputs[2]
     assert (log_probs - whole)[mask].abs().max() < 1e-5
     assert_same_gradient(gradient(model, log_probs, mask), gradient(model, whole, mask))
 
@@ -93,15 +80,14 @@ def test_log_probs_and_gradient_are_those_of_whole_rows(model, temperature, read
     assert read == [(3, 7), (9, T - 1)]  # each prompt once, and the last token not at all
     assert log_probs.shape == mask.shape and log_probs.dtype == torch.float32
     expected = full_log_probs(model, ids, attention, T, temperature)
-    assert (log_probs - expected)[mask].abs().max() < 1e-5
-    assert_same_gradient(gradient(model, log_probs, mask), gradient(model, expected, mask))
+    assert_same_policy(model, mask, log_probs, expected)
 
 
 def test_a_completion_of_one_token_is_scored_by_the_prompt_alone(model, read):
-    inputs = ids, attention, _ = groups(lengths=((1, 1), (1, 1), (1, 1)))
+    ids, attention, mask = groups(lengths=((1, 1), (1, 1), (1, 1)))
     log_probs = token_log_probs(model, ids, attention, 1)
     assert read == [(3, 7), (6, 1)]
-    assert_same_policy(model, inputs, log_probs, full_log_probs(model, ids, attention, 1, 1.0))
+    assert_same_policy(model, mask, log_probs, full_log_probs(model, ids, attention, 1, 1.0))
 
 
 def test_prompts_are_told_apart_by_their_tokens_and_their_padding(read):
@@ -120,11 +106,11 @@ def test_prompts_are_told_apart_by_their_tokens_and_their_padding(read):
 def test_with_an_adapter(kind, read):
     """It is in the layers, so both passes have it; the base model has no gradient."""
     plain, model = adapted(kind)
-    inputs = ids, attention, mask = groups()
+    ids, attention, mask = groups()
     T = mask.shape[1]
     log_probs = token_log_probs(model, ids, attention, T)
     assert len(read) == 2
-    assert_same_policy(model, inputs, log_probs, by_whole_rows(model, ids, attention, T))
+    assert_same_policy(model, mask, log_probs, by_whole_rows(model, ids, attention, T))
     read.clear()
     with model.disable_adapter():  # the KL's reference
         reference = token_log_probs(model, ids, attention, T)
@@ -181,24 +167,9 @@ def test_checkpointed_layers_read_rows_whole(model, read):
         assert_same_gradient(found, expected)
 
 
-TWO_KINDS = {"use_sliding_window": True, "max_window_layers": 1}
-
-
-def made(kind: str, **options):
-    """A model whose layers are of this kind."""
-    torch.manual_seed(0)
-    if kind == "recurrent":  # its configuration does not say so
-        return RwkvForCausalLM(RwkvConfig(vocab_size=19, hidden_size=32, num_hidden_layers=2))
-    if kind == "state space":
-        return MambaForCausalLM(MambaConfig(**SIZE, state_size=4))
-    if kind == "convolutions":
-        kinds = ["conv", "full_attention"]
-        return Lfm2ForCausalLM(Lfm2Config(**SIZE, **HEADS, layer_types=kinds))
-    if kind == "windows":
-        return MistralForCausalLM(MistralConfig(**options, **SIZE, **HEADS))
-    return random_model("qwen2", **options)
-
-
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+HEADS |= {"initializer_range": 0.2}
+TWO_KINDS = HEADS | {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 8}
 EQUALLY_LONG = {"prompts": (7, 7, 7), "lengths": ((6, 6), (6, 6), (6, 6))}  # without padding
 ONE_ROW_EACH = {"lengths": ((6,), (5,), (4,))}
 
@@ -206,26 +177,28 @@ ONE_ROW_EACH = {"lengths": ((6,), (5,), (4,))}
 @pytest.mark.parametrize(
     ("kind", "options", "rows", "passes"),
     [
-        ("attention", {}, ONE_ROW_EACH, 1),
+        ("qwen2", HEADS, ONE_ROW_EACH, 1),
         # Rows of 13 tokens: a shorter window forgets a part of the prompt on the way.
-        ("windows", {"sliding_window": 3}, {}, 1),
-        ("windows", {"sliding_window": 12}, {}, 1),
-        ("windows", {"sliding_window": 13}, {}, 2),
-        ("windows", {"sliding_window": None}, {}, 2),
-        ("attention, windows", TWO_KINDS | {"sliding_window": 8}, {}, 1),
+        ("mistral", HEADS | {"sliding_window": 3}, {}, 1),
+        ("mistral", HEADS | {"sliding_window": 12}, {}, 1),
+        ("mistral", HEADS | {"sliding_window": 13}, {}, 2),
+        ("mistral", HEADS | {"sliding_window": None}, {}, 2),
+        ("qwen2", TWO_KINDS, {}, 1),
         # What a layer without keys and values remembers of the prompt is not handed on.
-        ("recurrent", {}, EQUALLY_LONG, 1),
-        ("state space", {}, EQUALLY_LONG, 1),
-        ("convolutions", {}, EQUALLY_LONG, 1),
+        ("rwkv", {}, EQUALLY_LONG, 1),  # its configuration does not say that it is recurrent
+        ("mamba", {"state_size": 4, "initializer_range": 0.2}, EQUALLY_LONG, 1),
+        ("lfm2", HEADS | {"layer_types": ["conv", "full_attention"]}, EQUALLY_LONG, 1),
     ],
 )
 def test_rows_are_read_whole_where_keys_and_values_would_not_do(kind, options, rows, passes, read):
-    model = made(kind, **options)
-    inputs = ids, attention, mask = groups(**rows)
+    torch.manual_seed(0)
+    size = {"vocab_size": 19, "hidden_size": 32, "num_hidden_layers": 2}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **size, **options))
+    ids, attention, mask = groups(**rows)
     T = mask.shape[1]
     log_probs = token_log_probs(model, ids, attention, T)
     assert len(read) == passes
-    assert_same_policy(model, inputs, log_probs, full_log_probs(model, ids, attention, T, 1.0))
+    assert_same_policy(model, mask, log_probs, full_log_probs(model, ids, attention, T, 1.0))
 
 
 def test_a_model_that_knows_no_cache_reads_rows_whole(read):

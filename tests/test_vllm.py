@@ -178,7 +178,7 @@ def test_neither_rollouts_nor_prompts_nor_calls_share_random_numbers(engine):
     assert len(set(texts)) > 0.9 * len(texts)
 
 
-# ---- a good neighbour ----------------------------------------------------------------------------
+# ---- the process and the run ---------------------------------------------------------------------
 
 
 def test_random_states_and_threads_are_left_alone():
@@ -197,9 +197,6 @@ def test_random_states_and_threads_are_left_alone():
     torch.set_num_threads(2)
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
-
-
-# ---- the whole -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"lora_rank": 4, "beta": 0.05}])

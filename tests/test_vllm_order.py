@@ -196,9 +196,7 @@ def test_the_engines_folder_has_the_name_of_its_content(vllm):
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_a_missing_vllm_is_one_line_that_says_what_to_install(
-    missing, vllm, tmp_path, monkeypatch, capsys
-):
+def test_a_missing_vllm_is_one_line(missing, vllm, tmp_path, monkeypatch, capsys):
     """A GPU's build without one can be imported, and fails only in the middle of its start."""
     vllm("")
     if missing:
