@@ -32,9 +32,8 @@ def test_every_part_runs_and_is_written_as_it_comes(tmp_path, capsys, monkeypatc
     expected = ["machine", *(f"{case}: {name}" for case in cases for name in names)]
     assert list(result) == [*expected, "killed and resumed"]
     head = {"bench", "command", "other_work"}
-    assert [set(parts) - head for parts in written] == [
-        set(list(result)[:count]) for count in range(1, len(result) + 1)
-    ]
+    so_far = [set(list(result)[:count]) for count in range(1, len(result) + 1)]
+    assert [set(parts) - head for parts in written] == so_far
     failed = [name for name, found in result.items() if "failed" in found]
     assert failed == [f"{case}: generation" for case in cases]  # and everything else went on
     assert "RuntimeError: no such kernel" in written[-1][failed[0]]["failed"]

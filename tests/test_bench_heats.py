@@ -71,10 +71,8 @@ RACING["grpo"] = {3e-4: replace(CONFIG, n=4, eval_problems=4)}
 
 def test_heats_are_sorted_into_arms_and_rates(tmp_path, capsys):
     arms, _ = run_heats(RACING, range(2), marks=[1e-9], jobs=1, out=tmp_path)
-    assert {name: list(arm.runs) for name, arm in arms.items()} == {
-        "pods": [3e-4, 6e-4],
-        "grpo": [3e-4],
-    }
+    rates = {name: list(arm.runs) for name, arm in arms.items()}
+    assert rates == {"pods": [3e-4, 6e-4], "grpo": [3e-4]}
     starts = [run.curve["accuracy"][0] for run in arms["pods"].runs[3e-4]]
     alone = [Racer(replace(RACING["pods"][3e-4], seed=seed)) for seed in (0, 1)]
     assert starts == [racer.curve["accuracy"][0] for racer in alone]

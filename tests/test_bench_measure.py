@@ -26,9 +26,6 @@ def test_a_ratio_is_taken_round_by_round():
     assert ratio({"a": [4.0], "b": [2.0]}, "a", "b") == [2.0, 2.0, 2.0]
 
 
-# ---- other work ----------------------------------------------------------------------------------
-
-
 class MadeUpProcess:
     """What psutil knows of a process: user, system, ended children's user and system, waiting."""
 
@@ -83,9 +80,6 @@ def test_stored_results_were_measured_on_a_quiet_machine():
     unknown = {name for name, load in loads.items() if load is None}
     assert unknown == set(BEFORE_THIS_WAS_RECORDED.split())
     assert not {name: load for name, load in loads.items() if load is not None and load > QUIET}
-
-
-# ---- reporting -----------------------------------------------------------------------------------
 
 
 def test_tables_show_numbers_and_spreads():

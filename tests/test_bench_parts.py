@@ -14,8 +14,6 @@ from benches.update import full_rollouts, one_pass, prepare_update
 from support.models import load_model
 from support.run import Run
 
-# ---- sampler -------------------------------------------------------------------------------------
-
 
 def test_tokens_are_counted_up_to_the_first_end():
     completions = torch.tensor([[5, 6, 1, 1], [1, 1, 1, 1], [5, 6, 7, 8], [2, 5, 1, 0]])
@@ -32,9 +30,6 @@ def test_samplers_draw_completions_of_like_length_and_tokens_are_counted_alike(m
     assert means.keys() == {"generate", "torch"}
     assert means["generate"] == pytest.approx(means["torch"], abs=0.6)
     assert 18 < means["torch"] < 24
-
-
-# ---- update --------------------------------------------------------------------------------------
 
 
 def test_the_update_computes_every_rollout_and_hardly_moves_the_weights():
@@ -64,9 +59,6 @@ def test_both_ways_have_the_same_gradient_and_one_reads_each_prompt_once(monkeyp
         gradients.append(parameters_to_vector(p.grad for p in model.parameters()))
     assert shapes == [(6, 8), (2, 5), (6, 3)]
     assert (gradients[0] - gradients[1]).norm() < 1e-5 * gradients[0].norm()
-
-
-# ---- bands ---------------------------------------------------------------------------------------
 
 
 def test_a_summary_is_of_the_rows_that_a_run_logs(finished):

@@ -104,9 +104,6 @@ def test_the_mean_of_few_groups_is_not_taken_for_signal():
     assert sum(signals) / 1000 == pytest.approx(0.0, abs=0.02)
 
 
-# ---- from a run ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_rollouts_gradients_add_up_to_that_of_the_updates_loss(loss_type):
     run = Run(small(loss_type=loss_type, temperature=1.5))

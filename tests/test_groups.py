@@ -79,9 +79,8 @@ def test_a_long_run_writes_its_texts_ever_more_rarely(monkeypatch):
 
 def test_a_run_logs_the_groups_that_it_trained_on(finished):
     rows, steps = metrics(finished, "groups.jsonl"), metrics(finished)[1:]
-    assert [(row["step"], row["group"]) for row in rows] == [
-        (s, g) for s in range(1, 7) for g in (0, 1)
-    ]
+    expected = [(s, g) for s in range(1, 7) for g in (0, 1)]
+    assert [(row["step"], row["group"]) for row in rows] == expected
     for row in rows:
         rewards = torch.tensor(row["rewards"], dtype=torch.float64)
         assert row["kept"] == RULES["max_variance"](rewards, 4).tolist()

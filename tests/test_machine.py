@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import shlex
 import signal
@@ -17,8 +16,6 @@ from support.tasks import load_task, sums
 
 SHORT = flags(n=4, m=2, steps=2, eval_problems=8)
 ALL = "a b $c_$d größe 数 it's [x]*? ="
-
-# ---- locks ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reason", [errno.ENOSYS, errno.ENOLCK])
@@ -38,9 +35,6 @@ def test_a_lock_that_another_holds_still_keeps_others_out(tmp_path, capsys):
         assert train.main([*SHORT, "--out", str(tmp_path / "run")]) == 2
     said = capsys.readouterr().err
     assert "another process is still writing there" in said and "no lock (" not in said
-
-
-# ---- folders and names ---------------------------------------------------------------------------
 
 
 def test_runs_without_out_do_not_meet_and_what_is_refused_leaves_no_folder(tmp_path, monkeypatch):
@@ -69,13 +63,10 @@ def test_any_name_will_do_and_the_printed_command_goes_on_in_a_shell(tmp_path, c
 
 
 def test_data_lies_anywhere(tmp_path):
-    row = {"question": "How much?", "answer": "#### 3"}
     (tmp_path / ALL).mkdir()
-    (tmp_path / ALL / "train.jsonl").write_text(json.dumps(row) + "\n")
+    write_sums(tmp_path / ALL / "train.jsonl", [("How much?", "#### 3")])
     assert load_task("gsm8k", "train", tmp_path / ALL)[0].answer == "3"
 
-
-# ---- launchers -----------------------------------------------------------------------------------
 
 VARIABLES = {
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",

@@ -7,14 +7,13 @@ from conftest import random_model, small
 from rollouts import Rollouts
 from support.learner import idle_batch, in_order, micro_batches
 
-LENGTHS = [[2, 5, 0, 3], [7, 1, 4, 4]]
 ADVANTAGES = torch.tensor([[1.0, 0.0, -0.5, 0.5], [0.0, 0.0, 2.0, -2.0]])
 
 
 @pytest.fixture
 def kept() -> Rollouts:
     """P = 2 prompts, m = 4 rollouts each; a token says which row it is of."""
-    lengths = torch.tensor(LENGTHS)
+    lengths = torch.tensor([[2, 5, 0, 3], [7, 1, 4, 4]])
     mask = torch.arange(7) < lengths[..., None]  # [2, 4, 7]
     ids = (torch.arange(8).view(2, 4, 1) + 10).expand(2, 4, 7)
     prompt_mask = torch.tensor([[False, True, True], [True, True, True]])

@@ -133,11 +133,6 @@ def notebook():
         yield get
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 5])
-def test_it_runs_from_top_to_bottom(number, notebook):
-    assert notebook(number).names["ROOT"] == ROOT
-
-
 @pytest.mark.parametrize(("n", "m", "rule"), [(16, 4, "max_variance"), (8, 8, "random")])
 def test_the_loop_of_notebook_0_is_train_step(n, m, rule, notebook):
     names, learn = notebook(0).names, notebook(0).code["loop-learn"]
@@ -191,10 +186,9 @@ def test_it_survives_a_learners_hands(number, first, last, changes, words, noteb
 
 
 def test_more_subsets_than_can_be_tried_are_refused(notebook):
+    changes = {GROUP: "rewards = [*range(40)]", "m = 4": "m = 20"}
     with pytest.raises(ValueError, match=r"n = 40, m = 20: need .* at most 200,000 subsets"):
-        notebook(1).changed(
-            "cell-05", "cell-05", {GROUP: "rewards = [*range(40)]", "m = 4": "m = 20"}
-        )
+        notebook(1).changed("cell-05", "cell-05", changes)
 
 
 # ---- exercises -----------------------------------------------------------------------------------
@@ -233,9 +227,8 @@ EXERCISES = {  # notebook and cell: wrong answers
 @pytest.mark.parametrize(("number", "cell"), EXERCISES)
 def test_an_exercise_tells_empty_right_and_wrong_apart(number, cell, notebook):
     one = notebook(number)
-    head, stub, check = re.fullmatch(
-        r"(def .*?\n)(    \.\.\.\n)(.*)", one.code[cell], re.DOTALL
-    ).groups()
+    parts = re.fullmatch(r"(def .*?\n)(    \.\.\.\n)(.*)", one.code[cell], re.DOTALL)
+    head, stub, check = parts.groups()
     names = dict(one.names)
     one.run(head + stub + check, names)
     assert "To do" in one.said[-1]

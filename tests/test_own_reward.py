@@ -98,6 +98,10 @@ def test_its_part_is_logged_evaluated_and_may_be_what_the_rule_sees(mine, tmp_pa
         ("exit('done')", "fails on completion 1: SystemExit"),
         ("len(completions) > 1 and no_such_name", "fails: NameError"),
         ("others['no_such_column']", "fails on completion 1: KeyError"),
+        # The file itself:
+        ("(", "cannot be loaded: SyntaxError"),
+        ("1\nimport nowhere_to_be_found", "cannot be loaded: ModuleNotFoundError"),
+        ("1\ndel brevity", "cannot be loaded: AttributeError"),
     ],
 )
 def test_a_bad_function_ends_in_one_line_before_the_first_step(mine, tmp_path, body, words):
@@ -106,19 +110,6 @@ def test_a_bad_function_ends_in_one_line_before_the_first_step(mine, tmp_path, b
         train.train(settings, tmp_path / "run")
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        ("def brevity(completions:\n", "SyntaxError"),
-        ("import nowhere_to_be_found\n", "ModuleNotFoundError"),
-        ("def length(completions): pass\n", "AttributeError"),
-    ],
-)
-def test_a_bad_file_ends_in_one_line(mine, code, words):
-    with pytest.raises(InputError, match=f"cannot be loaded: {words}"):
-        Run(small(reward=mine(code)))
 
 
 @pytest.mark.parametrize("numbers", ["torch.ones(2)", "numpy.ones(2, 'f4')", "(True,) * 2"])

@@ -18,7 +18,6 @@ from support.page import TEMPLATE, page_of
 
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="needs Node.js")
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 TABS = {"run": "The run", "evaluation": "Evaluation", "rule": "The rule", "pays": "When it pays"}
 REWARDS, KEPT = [0.0, 0.05, 0.1, 0.1, 0.2, 0.2, 1.0, 1.2], [0, 1, 6, 7]
 HOSTILE = (
@@ -66,9 +65,8 @@ def test_the_rules_and_advantages_of_the_page_are_those_of_the_code(tmp_path):
     keeps = "Object.fromEntries(entries(RULES).map(([name, rule]) => [name, rule(r, m)]))"
     each = f"{{ keeps: {keeps}, advantages: advantages(r, r), split: splits(r, m) }}"
     made = groups(1000)
-    for (rewards, m), found in zip(
-        made, in_node(f"data.map(([r, m]) => ({each}))", made, tmp_path)
-    ):
+    all_found = in_node(f"data.map(([r, m]) => ({each}))", made, tmp_path)
+    for (rewards, m), found in zip(made, all_found, strict=True):
         by_chance = found["keeps"].pop("random")
         assert found["keeps"] == {rule: RULES[rule](rewards, m).tolist() for rule in found["keeps"]}
         assert found["keeps"].keys() | {"random"} == RULES.keys()
@@ -191,17 +189,14 @@ def test_the_template_is_small_makes_no_html_and_is_the_stored_pages():
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
+def browser(tmp_path_factory):
+    """It had nothing to complain of when all tests have ended."""
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium")
     browser = Browser(tmp_path_factory.mktemp("browser"))
     yield browser
     browser.close()
-
-
-@pytest.fixture
-def browser(chromium):
-    """It had nothing to complain of when a test has ended."""
-    yield chromium
-    assert not chromium.errors
+    assert not browser.errors
 
 
 @pytest.fixture
@@ -215,7 +210,6 @@ def kept_dots(browser: Browser, place: str) -> list[int]:
     return sorted(browser.run(f"{dots}.map(dot => +dot.dataset.dot)"))
 
 
-@needs_chromium
 @pytest.mark.parametrize("tab", TABS)
 def test_each_tab_fits_its_window(browser, run_page, tab):
     for width, scheme in ((1280, "light"), (400, "dark")):
@@ -224,7 +218,6 @@ def test_each_tab_fits_its_window(browser, run_page, tab):
         assert browser.run("document.documentElement.scrollWidth") <= width
 
 
-@needs_chromium
 def test_a_step_its_groups_and_a_rollout_are_looked_at(browser, run_page):
     browser.open(run_page)
     assert kept_dots(browser, ".card.chosen") == KEPT
@@ -246,7 +239,6 @@ def test_a_step_its_groups_and_a_rollout_are_looked_at(browser, run_page):
     assert browser.text("#rollout") == "Rollout 7 of 8: kept"
 
 
-@needs_chromium
 def test_the_last_evaluation_is_filtered_and_read(browser, run_page):
     browser.open(run_page)
     browser.drag("nav button:nth-of-type(2)")
@@ -259,7 +251,6 @@ def test_the_last_evaluation_is_filtered_and_read(browser, run_page):
     assert browser.text("details pre:last-of-type") == "<think>1+1=2</think>"
 
 
-@needs_chromium
 def test_what_is_kept_follows_a_dragged_reward_and_is_max_variance(browser, run_page):
     rewards, seen = [0, 0.1, 0.2, 0.3, 0.35, 1], set()
     browser.open(run_page, f"#tab=rule&m=3&r={','.join(map(str, rewards))}")
@@ -275,7 +266,6 @@ def test_what_is_kept_follows_a_dragged_reward_and_is_max_variance(browser, run_
     assert kept_dots(browser, "#line") == list(range(6))
 
 
-@needs_chromium
 def test_a_prediction_is_revealed_and_the_sentence_on_when_it_pays_is_computed(browser, run_page):
     browser.open(run_page, "#tab=rule")
     browser.drag(".row button:nth-of-type(1)")
@@ -290,7 +280,6 @@ def test_a_prediction_is_revealed_and_the_sentence_on_when_it_pays_is_computed(b
     assert browser.text("#pays").endswith("GRPO is better.")
 
 
-@needs_chromium
 def test_no_text_of_a_model_acts(browser, tmp_path):
     path = write_page(made_run(tmp_path, steps=len(HOSTILE), groups=1, texts=HOSTILE))
 

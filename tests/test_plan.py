@@ -33,12 +33,6 @@ CASES = [
 ]
 
 
-@pytest.fixture
-def many_chunks(monkeypatch):
-    """So few logits at once that small models need several chunks, too."""
-    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", 2**13)
-
-
 def small(kind="qwen2", rank=0, checkpointing=False, dtype="float32", **widths):
     """A real model as a run would prepare it, its shape, and its settings."""
     config = Config(lora_rank=rank, gradient_checkpointing=checkpointing, dtype=dtype)
@@ -81,8 +75,10 @@ def test_what_is_alive_at_once_is_counted_and_views_are_not():
 
 @pytest.mark.parametrize(("kind", "rank", "checkpointing", "dtype"), CASES)
 def test_an_update_is_planned_with_the_bytes_of_the_real_one_and_these_are_what_autograd_saves(
-    kind, rank, checkpointing, dtype, many_chunks
+    kind, rank, checkpointing, dtype, monkeypatch
 ):
+    # So few logits at once that small models need several chunks, too.
+    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", 2**13)
     model, shape, config = small(kind, rank, checkpointing, dtype)
     inputs, saved, small_ones = padded(8), {}, list(model.buffers())
     there = [*model.parameters(), *inputs]

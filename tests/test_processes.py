@@ -8,11 +8,7 @@ from conftest import assert_equal, random_model, small
 from torch import distributed
 
 import train
-from logprobs import Policy
-from support.errors import InputError
 from support.processes import Largest, Processes, combined
-
-# ---- one row of several --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -41,9 +37,6 @@ def test_what_is_not_finite_in_one_process_is_not_in_all():
     assert math.isnan(combined([{"grad_norm": 1.0}, {"grad_norm": math.nan}])["grad_norm"])
 
 
-# ---- one process ---------------------------------------------------------------------------------
-
-
 def test_one_process_needs_nobody():
     alone = Processes()
     assert (alone.rank, alone.count, alone.first) == (0, 1, True)
@@ -57,8 +50,6 @@ def test_one_process_needs_nobody():
     alone.average_gradients(model.parameters())
     assert all(weight.grad is None for weight in model.parameters())
     assert_equal(model.state_dict(), weights)
-    with pytest.raises(InputError, match=r"--shard needs several processes: .* torchrun"):
-        alone.shard(Policy(model))
 
 
 def test_a_clusters_rank_alone_starts_no_group(monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import small
+from conftest import SIZES_OF, small
 from transformers import AutoModelForCausalLM
 
 import train
@@ -17,34 +17,16 @@ from support.rehearsal import Rehearsal
 from support.run import Run
 from support.tiny import make_tokenizer
 
-SIZES = {
-    "vocab_size": 19,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,
-    "eos_token_id": 17,
-    "pad_token_id": 17,
-    "bos_token_id": None,
-}
+SIZES = SIZES_OF["qwen2"] | dict(vocab_size=19, initializer_range=0.2, bos_token_id=None)
+SIZES |= dict(eos_token_id=17, pad_token_id=17)
+QWEN3_NEXT = dict(layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2)
+QWEN3_NEXT |= dict(linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8)
+QWEN3_NEXT |= dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
 RECURRENT = {
     "Mamba": {"state_size": 8},
     "FalconH1": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8},
     "Lfm2": {"layer_types": ["conv", "full_attention"]},
-    "Qwen3Next": {
-        "layer_types": ["linear_attention", "full_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 16,
-    },
+    "Qwen3Next": QWEN3_NEXT | dict(shared_expert_intermediate_size=16),
 }
 
 
@@ -88,26 +70,15 @@ def test_layers_without_keys_and_values_are_refused(tmp_path, name, train_too):
         Rehearsal(Run(small(model=folder), train=train_too))
 
 
-@pytest.mark.parametrize(
-    ("wanted", "said"),
-    [
-        (None, ""),
-        (26, ""),
-        (27, "--max-new-tokens 27 and a prompt of 6 tokens do not fit the model's 32 positions"),
-    ],
-)
-def test_longrope_is_trained_as_far_as_its_positions_stay_what_they_are(tmp_path, wanted, said):
+def test_longrope_is_trained_as_far_as_its_positions_stay_what_they_are(tmp_path):
     """From the 33rd token on, all positions are turned otherwise, those of cached keys too."""
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.5, 2.0, 3.0, 4.0]}
     long = {"max_position_embeddings": 128, "original_max_position_embeddings": 32}
     folder = folder_of("Phi3", tmp_path, rope_parameters=rope, **long)
-    changes = {"model": folder, "max_new_tokens": wanted, "rule": "random"}
-    if said:
-        with pytest.raises(InputError, match=said):
-            Run(small(**changes))
-    else:
-        row = rehearsed_step(**changes, reward_weights=(1, 1, 1))
-        assert row["completion_length"] > 15 and row["logprob_gap"]["max"] < 1e-4
+    row = rehearsed_step(model=folder, reward_weights=(1, 1, 1), rule="random")
+    assert row["completion_length"] > 15 and row["logprob_gap"]["max"] < 1e-4
+    with pytest.raises(InputError, match=r"--max-new-tokens 27 and a prompt .* 32 positions"):
+        Run(small(model=folder, max_new_tokens=27))
 
 
 # ---- samplers of another policy ------------------------------------------------------------------
@@ -116,11 +87,7 @@ def test_longrope_is_trained_as_far_as_its_positions_stay_what_they_are(tmp_path
 class Off(TorchSampler):
     """Says log-probs that are off by `error`: before the first update, or only from then on."""
 
-    error, from_sync = 0.5, 0
-
-    def __init__(self, *arguments) -> None:
-        super().__init__(*arguments)
-        self.syncs = 0
+    error, from_sync, syncs = 0.5, 0, 0
 
     def sync(self, model) -> None:
         super().sync(model)
@@ -132,16 +99,10 @@ class Off(TorchSampler):
         return rollouts
 
 
-@pytest.mark.parametrize(
-    ("error", "from_sync", "when"),
-    [
-        (0.5, 0, "before the first step"),
-        (0.5, 1, "after the first update"),
-        (math.nan, 0, "before the first step"),
-    ],
-)
+@pytest.mark.parametrize(("error", "from_sync"), [(0.5, 0), (0.5, 1), (math.nan, 0)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_sampler_of_another_policy_is_refused(monkeypatch, dtype, error, from_sync, when):
+def test_a_sampler_of_another_policy_is_refused(monkeypatch, dtype, error, from_sync):
+    when = ("before the first step", "after the first update")[from_sync]
     monkeypatch.setattr("support.run.TorchSampler", Off)
     monkeypatch.setattr(Off, "error", error)
     monkeypatch.setattr(Off, "from_sync", from_sync)
@@ -176,9 +137,6 @@ def test_the_rehearsal_changes_nothing():
     assert [module.training for module in run.model.modules()] == modes
     assert all(torch.equal(weights[name], w) for name, w in run.model.state_dict().items())
     assert all(weight.grad is None for weight in run.model.parameters())
-
-
-# ---- vLLM ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="needs vLLM")

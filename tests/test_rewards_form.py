@@ -10,40 +10,28 @@ import rewards
 from rewards import accuracy, format, score, tag_count
 
 GOOD = "<think>\n6*7=42\n</think>\n<answer>42</answer>"
+# A completion => its format and its tag count. Four blanks between two of these, ⏎ is a new line.
+FORMS = """
+<think>a</think><answer>5</answer> => 1 1    ⏎ <think>a</think>⏎⏎<answer>5</answer> ⏎ => 1 1
+<think>a</think>⏎<answer>5</answer><|im_end|> => 1 1    <think> </think>⏎<answer>5</answer> => 1 1
+<think>a</think>⏎<answer>5</answer><|endoftext|><|endoftext|>⏎ => 1 1
+<think></think><answer></answer> => 0 1    <think>a</think><answer> ⏎</answer> => 0 1
+<think>a</think> so <answer>5</answer> => 0 1    Sure! <think>a</think><answer>5</answer> => 0 1
+<think>a</think><answer>5</answer> done => 0 1    <answer>5</answer><think>a</think> => 0 1
+<think>a<answer>5</answer></think> => 0 1    <think>a<answer></think>5</answer> => 0 1
+<think>a</think><answer>5 => 0 0.75    a</think><answer>5</answer> => 0 0.75
+<think>a<answer>5</answer> => 0 0.75    <think>a</think>5</answer> => 0 0.75
+<think>a</think> => 0 0.5    <answer>5</answer> => 0 0.5    no tags at all => 0 0
+<think>a</think><answer>5</answer><answer>6</answer> => 0 0.5
+<think>a</think><think>b</think>⏎<answer>5</answer><answer>6</answer> => 0 0
+<Think>a</Think><Answer>5</Answer> => 0 0
+"""
 
 
-@pytest.mark.parametrize(
-    ("completion", "formed", "tags"),
-    [
-        (GOOD, 1, 1),
-        ("<think>a</think><answer>5</answer>", 1, 1),
-        ("\n <think>a</think>\n\n<answer>5</answer> \n", 1, 1),
-        ("<think>a</think>\n<answer>5</answer><|im_end|>", 1, 1),
-        ("<think>a</think>\n<answer>5</answer><|endoftext|><|endoftext|>\n", 1, 1),
-        ("<think> </think>\n<answer>5</answer>", 1, 1),
-        ("<think></think><answer></answer>", 0, 1),
-        ("<think>a</think><answer> \n</answer>", 0, 1),
-        ("<think>a</think> so <answer>5</answer>", 0, 1),
-        ("Sure! <think>a</think><answer>5</answer>", 0, 1),
-        ("<think>a</think><answer>5</answer> done", 0, 1),
-        ("<answer>5</answer><think>a</think>", 0, 1),
-        ("<think>a<answer>5</answer></think>", 0, 1),
-        ("<think>a<answer></think>5</answer>", 0, 1),
-        ("<think>a</think><answer>5", 0, 0.75),
-        ("a</think><answer>5</answer>", 0, 0.75),
-        ("<think>a<answer>5</answer>", 0, 0.75),
-        ("<think>a</think>5</answer>", 0, 0.75),
-        ("<think>a</think>", 0, 0.5),
-        ("<answer>5</answer>", 0, 0.5),
-        ("<think>a</think><answer>5</answer><answer>6</answer>", 0, 0.5),
-        ("<think>a</think><think>b</think>\n<answer>5</answer><answer>6</answer>", 0, 0),
-        ("<Think>a</Think><Answer>5</Answer>", 0, 0),
-        ("no tags at all", 0, 0),
-        ("", 0, 0),
-    ],
-)
-def test_format_and_tag_count(completion, formed, tags):
-    assert (format(completion), tag_count(completion)) == (formed, tags)
+@pytest.mark.parametrize("case", re.split(r"\n| {4}", FORMS.strip()))
+def test_format_and_tag_count(case):
+    completion, _, worth = case.replace("⏎", "\n").partition(" => ")
+    assert [format(completion), tag_count(completion)] == [*map(float, worth.split())]
 
 
 def test_a_thought_that_the_prompt_opened_is_credited():

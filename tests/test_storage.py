@@ -49,15 +49,13 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(tmp_path, capsy
 
 
 @pytest.mark.parametrize(
-    ("cause", "raised", "words"),
+    ("cause", "words"),
     [
-        (OSError(28, "No space left on device"), OSError, r"cannot write .*000001.pt: No space"),
-        (KeyboardInterrupt(), KeyboardInterrupt, None),  # Ctrl-C is no error of the disk
+        (OSError(28, "No space left on device"), r"cannot write .*000001.pt: No space"),
+        (KeyboardInterrupt(), None),  # Ctrl-C is no error of the disk
     ],
 )
-def test_what_ends_the_writing_of_a_checkpoint_leaves_no_half_one(
-    tmp_path, monkeypatch, cause, raised, words
-):
+def test_what_ends_the_writing_of_a_checkpoint_leaves_no_half(tmp_path, monkeypatch, cause, words):
     def ended(state, file):
         file.write(b"half")
         try:
@@ -66,7 +64,7 @@ def test_what_ends_the_writing_of_a_checkpoint_leaves_no_half_one(
             raise RuntimeError("unexpected pos 64 vs 0")  # noqa: B904, as torch's writer does
 
     monkeypatch.setattr(torch, "save", ended)
-    with pytest.raises(raised, match=words):
+    with pytest.raises(type(cause), match=words):
         save_checkpoint({"step": 1}, tmp_path / "checkpoint")
     assert not list((tmp_path / "checkpoint").iterdir())
 

@@ -18,9 +18,7 @@ def test_names_are_flat_and_what_is_no_number_is_left_out():
 
 def test_tensorboard_shows_every_step_once_also_of_a_run_that_was_killed(tmp_path, monkeypatch):
     """Killed after step 5, with a checkpoint of step 4: step 5 is done and sent again."""
-    events = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="no tensorboard"
-    )
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     real = train.train_step
 
     def die(run, step: int):
@@ -61,9 +59,7 @@ def service(monkeypatch):
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "trackio"])
-def test_a_service_gets_rows_and_an_end_and_a_run_that_goes_on_is_one_run(
-    service, tmp_path, tracker
-):
+def test_a_service_gets_rows_and_an_end_and_a_resumed_run_is_one_run(service, tmp_path, tracker):
     for name in ("other", "run"):
         rows = train.train(small(steps=1, tracker=tracker), tmp_path / name)
     assert service.rows == 2 * [(row["step"], row.get("reward")) for row in rows]

@@ -107,9 +107,7 @@ def test_an_evaluation_scores_and_keeps_every_rollout_of_problems_never_seen(fou
     assert [len(rows) for rows in seen["passes"]] == [P * M, 6, 6]
 
 
-@pytest.mark.parametrize(
-    "kind", ["texts", "messages", "thoughts", "thoughts that the prompt opens"]
-)
+@pytest.mark.parametrize("kind", ["texts", "messages", "thoughts", "thoughts the prompt opens"])
 def test_reward_functions_are_shown_what_grpo_trainer_shows_them(found, kind):
     theirs, ours = found["both"][kind]
     assert ours == theirs and len(ours) == P * M

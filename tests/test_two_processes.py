@@ -233,6 +233,7 @@ def test_one_process_speaks_and_writes(found, out, kind, weights):
     assert max(gap for gap in gaps if gap is not None) < 1e-4  # the sampler has these weights
 
 
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 # One after the other. SIGKILL: one process dies. SIGTERM: to the launcher. SIGINT: to all, as by a
 # terminal.
 STOPS = [([], (signal.SIGKILL, signal.SIGINT)), (["--shard"], (signal.SIGTERM,))]
@@ -243,13 +244,8 @@ def test_a_run_that_was_stopped_is_in_the_end_the_same(found, out, tmp_path, opt
     stopped = tmp_path / "stopped"
     start = arguments(TASK, *options)
     for number, rows in zip(stops, (5, 12)):
-        process = subprocess.Popen(
-            train_py(*start, "--out", stopped),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        command = train_py(*start, "--out", stopped)
+        process = subprocess.Popen(command, **PIPES, text=True, start_new_session=True)
         wait_for(has_logged(stopped, rows), process)
         if number == signal.SIGKILL:
             list_children = ["pgrep", "-P", str(process.pid)]
@@ -299,9 +295,7 @@ def test_a_run_goes_on_with_another_number_of_processes_and_says_so(tmp_path, ca
 # ---- an engine in each process -------------------------------------------------------------------
 
 
-needs_vllm = pytest.mark.skipif(
-    not importlib.util.find_spec("vllm"), reason="vLLM is not installed"
-)
+needs_vllm = pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="needs vLLM")
 
 
 @needs_vllm

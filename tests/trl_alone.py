@@ -212,7 +212,7 @@ if __name__ == "__main__":
         "texts": shown_by_both(TEXTS),
         "messages": shown_by_both(messages),
         "thoughts": shown_by_both(messages, **parsed),
-        "thoughts that the prompt opens": shown_by_both(messages, **parsed, **opened),
+        "thoughts the prompt opens": shown_by_both(messages, **parsed, **opened),
     }
     found["example"] = runpy.run_path("example.py")["trainer"].state.log_history
     torch.save(found, FOUND)
