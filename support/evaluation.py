@@ -33,11 +33,8 @@ def evaluate(run: Run) -> tuple[dict[str, dict[str, float]], list[dict]]:
     """Sample at the training temperature, `eval_samples` completions of each held-out problem.
 
     Returns:
-        The numbers of each evaluation task, by its name. And a row for each completion of all
-        processes, in the order of tasks and problems: its `task`, the number of its `problem`,
-        `prompt`, `answer` (the reference), `completion`, what was `read` of that as its answer
-        (null: nothing), `finished` (with EOS), `length` in tokens, the parts of the reward, and
-        `lenient_accuracy`.
+        The numbers of each evaluation task, by its name. And a row of evaluation.jsonl for each
+        completion of all processes, in the order of tasks and problems.
     """
     results, rows = {}, []
     for name, data in run.eval_data.items():

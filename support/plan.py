@@ -63,10 +63,7 @@ def longest(shape: PreTrainedConfig, config: Config) -> tuple[int, int]:
 
 
 def sizes_of(shape: PreTrainedConfig, config: Config) -> nn.Module:
-    """The model that `config` trains, with sizes alone. PyTorch takes it for a model on a CPU:
-
-    for the meta device it chooses other kernels, and attention would make all S*S scores.
-    """
+    """The model that `config` trains, with sizes alone."""
     # As in a run, what is trained is stored in float32, and the rest in the dtype of computation.
     stored = getattr(torch, config.dtype) if config.lora_rank else torch.float32
     with torch.device("meta"):
@@ -75,7 +72,7 @@ def sizes_of(shape: PreTrainedConfig, config: Config) -> nn.Module:
             base.gradient_checkpointing_enable({"use_reentrant": False})
         model = add_lora(base, config.lora_rank) if config.lora_rank else base
     with SIZES_ONLY:
-        model.to_empty(device="cpu")
+        model.to_empty(device="cpu")  # on the meta device attention would make all S*S scores
         base.tie_weights()
     return model
 

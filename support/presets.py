@@ -94,15 +94,9 @@ RIVALS: dict[str, Callable[[int, int, int], dict[str, object]]] = {
     "reinforce-ada": lambda n, m, P: ADA,
     "maxrl": lambda n, m, P: {"n": m, "scale": "mean"},
 }
-MEANINGS = {  # for --help
+MEANINGS = {  # for --help; the others are the paper's
     "cpu": "the defaults: the embedded policy, a minute on a CPU",
     "rare": "the embedded policy that is hardly ever right, where many rollouts pay",
-    "gsm8k-qwen2.5-3b-l40s": "the paper's, one L40S",
-    "math-qwen2.5-3b-l40s": "the paper's, one L40S; tested on MATH-500",
-    "gsm8k-llama3.2-3b-l40s": "the paper's with a KL term, one L40S",
-    "sciknoweval-qwen2.5-3b-l40s": "the paper's chemistry, one L40S",
-    "gsm8k-qwen2.5-3b-h100": "the paper's, all weights, eight H100",
-    "gsm8k-qwen2.5-7b-a100": "the paper's, all weights, eight A100",
     "grpo": "trains on all it generates, n = m (arXiv 2402.03300)",
     "grpo-ga": "trains on all n, m = n, by gradient accumulation (the paper's second baseline)",
     "reinforce": "GRPO without dividing by the deviation: reward minus the group's mean",
@@ -198,9 +192,10 @@ def parse(argv: list[str] | None, description: str = "") -> tuple[Config, argpar
 def choices() -> str:
     """The end of --help: a line for each rule, preset and task."""
     docs = {name: re.split(r" Arguments|\n", rule.__doc__ or "")[0] for name, rule in RULES.items()}
+    papers = {name: f"the paper's, {one.processes} x {one.name}" for name, one in MACHINES.items()}
     presets = "presets: several combine, later ones win, and flags win over all"
     text = []
-    for title, meanings in (("rules", docs), (presets, MEANINGS), ("tasks", TASKS)):
+    for title, meanings in (("rules", docs), (presets, MEANINGS | papers), ("tasks", TASKS)):
         text += [f"{title}:", *(f"  {name:29} {meaning}" for name, meaning in meanings.items()), ""]
     return "\n".join(text)
 

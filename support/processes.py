@@ -14,10 +14,8 @@
 Each process has its own prompts, random numbers and sampler; all that they share is the gradient.
 This is plain torch.distributed, the same code over gloo on CPUs and NCCL on GPUs.
 
-It is not DistributedDataParallel, which holds each gradient twice: in buffers of its own, and
-beside them while micro-batches add up. Here they add up in place and are averaged once. The price
-is that DDP would send the first ones while others are still computed: by arithmetic about 0.1 s of
-a step of 13 s (3B model, NVLink). Left out: pipeline and tensor parallelism.
+It is not DistributedDataParallel, which holds each gradient twice: here gradients add up in place
+and are averaged once (docs/larger_models.md). Left out: pipeline and tensor parallelism.
 """
 
 import os

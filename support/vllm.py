@@ -140,10 +140,7 @@ class VLLMSampler:
         temperature: float,
         seed: int,
     ) -> Rollouts:
-        """n completions of each prompt. Arguments and errors: `TorchSampler.generate`.
-
-        Below a temperature of 0.01 vLLM would sample at 0.01; the settings of a run refuse that.
-        """
+        """n completions of each prompt. Arguments and errors: `TorchSampler.generate`."""
         from vllm import SamplingParams
 
         if VLLMSampler.running is not self:
