@@ -16,11 +16,10 @@ with its spread; how much other work there was on the machine is part of each re
 prints a table and writes `NAME.json` (with the command and the machine) to --out, the race also
 `race.png`.
 
-The race runs train.py's own step on train.py's own clock, evaluation excluded; its arms are
-settings. Left out: comparisons of numbers that were not measured in the same run (the paper's own
-are shown beside ours, never divided by them).
+The race runs train.py's own step on its own clock, evaluation excluded; an arm is a setting of
+train.py. Numbers that were not measured in the same run are never divided by each other.
 
-Legend: P prompts, n rollouts a prompt, m kept. An arm is one setting of train.py in the race.
+Legend: P prompts, n rollouts a prompt, m kept.
 """
 
 import signal
@@ -53,8 +52,6 @@ from support import settings
 from support.errors import InputError, explained
 from support.presets import RIVALS
 from support.settings import Config
-
-# ---- the race ------------------------------------------------------------------------------------
 
 # What each arm changes of PODS with these n, m and prompts a step P. All train on P * m rollouts a
 # step, except GRPO-GA; the rivals are train.py's presets.
@@ -139,8 +136,6 @@ def race_flags(parser: argparse.ArgumentParser) -> None:
     add("--grid", type=float, nargs="+", default=GRID, help="learning rates")
     add("--jobs", type=int, default=min(2, os.cpu_count()), help="seeds at a time")
 
-
-# ---- the command line ----------------------------------------------------------------------------
 
 PARTS = {  # the subcommand: what it does, what flags it adds
     "race": (race, race_flags),

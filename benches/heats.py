@@ -86,8 +86,7 @@ class Racer:
 def heat(racing: Racing, marks: Sequence[float], seed: int, line: int = 0) -> dict[str, Arm]:
     """One seed of all racers, in one process: each trains up to the next mark, then the next one.
 
-    Slices of a second or so make other work on the machine slow all arms alike. `line` of the
-    terminal shows the progress.
+    So other work on the machine slows all alike. `line` of the terminal shows the progress.
     """
     racers = {
         arm: {lr: Racer(replace(config, seed=seed)) for lr, config in rates.items()}

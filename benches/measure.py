@@ -4,8 +4,7 @@
     ratio(times, "a", "b")                                  # [median, lower, upper quartile]
     print(table("title", rows))
 
-A number from one machine on one day says little, a ratio says more, and a ratio of two things timed
-in turn in the same process says most: whatever slows the machine down then hits both.
+A ratio of two things timed in turn in one process says most: what slows the machine hits both.
 """
 
 import argparse
@@ -49,9 +48,6 @@ def evaluated(run: Run) -> dict[str, float]:
     return next(iter(evaluate(run)[0].values()))
 
 
-# ---- time ----------------------------------------------------------------------------------------
-
-
 def interleaved(functions: dict[str, Callable], rounds: int) -> dict[str, list[float]]:
     """Seconds of a call of each function, measured in turn `rounds` times; GPUs' work included."""
     times = {name: [] for name in functions}
@@ -77,10 +73,7 @@ def ratio(times: dict[str, list[float]], numerator: str, denominator: str) -> li
 
 
 class OtherWork:
-    """How many cores other processes keep busy, between one look and the next.
-
-    `largest` is the most so far; None before the second look.
-    """
+    """How many cores others keep busy between two looks: `largest` so far, None before two."""
 
     def __init__(self) -> None:
         self.start()
@@ -117,9 +110,6 @@ def busy_seconds() -> float:
 
 
 OTHERS = OtherWork()  # one for each process
-
-
-# ---- reporting -----------------------------------------------------------------------------------
 
 
 def table(title: str, rows: Sequence[dict]) -> str:

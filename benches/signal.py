@@ -9,8 +9,8 @@ trace of the covariance of the right rollouts' gradients, g0 and v0 of the wrong
     expectation of (1/m) sum A_i g_i   sqrt(s (1-s)) (g1 - g0)     the direction is that of all n
     noise (trace of the covariance)    ((1-s) v1 + s v0) / m
 
-Notebook 5 derives it. A pool of rollouts of one prompt stands for the policy, and groups are drawn
-from it. Left out: KL, the clip range, and that the loss "dapo" divides by its update's tokens.
+Notebook 5 derives it. Groups are drawn from a pool of rollouts, which stands for the policy. Left
+out: KL, the clip range, and that the loss "dapo" divides by its update's tokens.
 
 Legend: N rollouts in the pool, D numbers of a sketch, G groups of n rollouts, m kept.
 """
@@ -36,9 +36,6 @@ from support.tasks import Problem
 
 # CPPO's "max_advantage" goes with advantages over all n: another estimate than this file's.
 COMPARED = tuple(rule for rule in RULES if rule != "max_advantage")
-
-
-# ---- the formula ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -92,9 +89,6 @@ def formula(of: Moments, rule: str, n: int, m: int) -> Signal:
     within = (chance * ((1 - s) * of.v1 + s * of.v0) / m)[1:-1].sum()  # of the gradients, given k
     between = (chance * (length - mean).square()).sum() * of.gap  # of the length
     return Signal((mean.square() * of.gap).item(), (within + between).item())
-
-
-# ---- measured ------------------------------------------------------------------------------------
 
 
 def group_gradients(
@@ -185,9 +179,6 @@ def draw_pool(
             known[tokens] = take_sketch(run.learner.trained.values(), dimensions)
         gradients.append(known[tokens])
     return Pool(problem.prompt, torch.stack(gradients), rewards, rollouts.texts[0])
-
-
-# ---- the bench -----------------------------------------------------------------------------------
 
 
 def group_size(text: str) -> tuple[int, int]:

@@ -27,9 +27,6 @@ EXACT = (FRACTION,)
 FRACTIONS = tuple(0.9 + 0.005 * i for i in range(20))  # 90% to 99.5%
 
 
-# ---- one run, and one arm ------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Trace:
     """One run: where it stood at each mark."""
@@ -87,9 +84,6 @@ class Arm:
         return cls({float(lr): [Trace(**run) for run in runs] for lr, runs in rates.items()})
 
 
-# ---- curves --------------------------------------------------------------------------------------
-
-
 def common_grid(runs: Sequence[Trace], spacing: float) -> tuple[np.ndarray, np.ndarray]:
     """A common grid of times, and the runs' accuracies there [runs, points].
 
@@ -132,9 +126,6 @@ def speedup(baseline: Curve, pods: Curve, fraction: float = FRACTION) -> float |
     goal = target(baseline, fraction)
     theirs, ours = first_time(baseline, goal), first_time(pods, goal)
     return None if None in (theirs, ours) else theirs / ours
-
-
-# ---- one arm against another ---------------------------------------------------------------------
 
 
 def times_sooner(

@@ -3,8 +3,6 @@
     python bench.py update
     python bench.py update --prompts 1 --m 4 8 16 -- --model DIR
 
-    update = prepare_update(model, config, P, m, T)     # ready to be called, any number of times
-
 Legend: P prompts, m rollouts of each, L prompt and T completion tokens.
 """
 

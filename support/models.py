@@ -1,11 +1,9 @@
 """A model and its tokenizer, from a folder or the hub, and what can be wrong with them.
 
-    model, tokenizer = load_model("tiny_policy")                # embedded, or "rare_policy"
-    model, tokenizer = load_model("Qwen/Qwen2.5-3B-Instruct", torch.bfloat16)
-    model, tokenizer = load_model("runs/.../model")             # of a run; an adapter comes merged
-    check_stops(model, tokenizer)                               # a completion can end
-
-A check finds what otherwise trains for hours without a word.
+model, tokenizer = load_model("tiny_policy")                # embedded, or "rare_policy"
+model, tokenizer = load_model("Qwen/Qwen2.5-3B-Instruct", torch.bfloat16)
+model, tokenizer = load_model("runs/.../model")             # of a run; an adapter comes merged
+check_stops(model, tokenizer)                               # a completion can end
 """
 
 import os

@@ -41,8 +41,6 @@ CHARACTERS = 20_000  # of a text
 # How a log's rows begin: those that are not wanted are not read any further.
 BEGINNING = re.compile(r'\{"step": (\d+)(?:, "group": (\d+))?')
 
-# ---- the logs ------------------------------------------------------------------------------------
-
 
 def logged(
     processes: Processes,
@@ -103,9 +101,6 @@ def short(numbers: Sequence[float]) -> list[float]:
     """Rounded to 4 digits; 1 for 1.0, which saves a third of the file."""
     rounded = (round(number, 4) for number in numbers)
     return [int(number) if number % 1 == 0 else number for number in rounded]
-
-
-# ---- the page ------------------------------------------------------------------------------------
 
 
 def page_of(folder: Path) -> str:

@@ -142,8 +142,6 @@ def machine_for(presets: Sequence[str]) -> Machine:
     return this_machine(int(os.environ.get("WORLD_SIZE", processes)))
 
 
-# ---- the command line ----------------------------------------------------------------------------
-
 # What a resumed run may change: how long, in how much memory, and what is kept of it.
 CHANGEABLE = ("steps", "minutes", "micro_batch", "gradient_checkpointing", "gpu_memory_utilization")
 CHANGEABLE += ("shard", "threads", "save_every", "tracker")

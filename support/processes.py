@@ -63,8 +63,6 @@ class Processes:
             backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=timedelta(hours=2))
 
-    # -- one policy, one gradient
-
     def equalise(self, model: nn.Module) -> None:
         """Give all the first one's weights, or folders that differ would train two policies."""
         if self.count > 1:
@@ -107,8 +105,6 @@ class Processes:
             if type(module).__name__ in blocks:
                 fully_shard(module, **options)
         return fully_shard(policy, **options)
-
-    # -- what is exchanged
 
     def gather(self, thing: object) -> list:
         """The `thing` of every process, by rank, for all. It is pickled: keep it small."""
@@ -168,9 +164,6 @@ class Processes:
             dist.destroy_process_group()
 
 
-# ---- one row of several --------------------------------------------------------------------------
-
-
 class Largest(float):
     """A number that becomes the largest of the processes' numbers, not their mean."""
 
@@ -196,9 +189,6 @@ def combined(rows: Sequence[dict]) -> dict:
         values = [other[name] for other in rows if other[name] is not None]
         row[name] = COMBINED[type(values[0])](values) if values else None
     return row
-
-
-# ---- what stops them, and what does not ----------------------------------------------------------
 
 
 class StopSignal:

@@ -192,8 +192,7 @@ class Run:
     def leave(self) -> None:
         """Part from the other processes. A single one has no group of its own.
 
-        In this order: an engine ends its own process groups, and a policy that outlives its group
-        would wait forever for a thread of the group's.
+        In this order: a policy that outlives its group would wait forever for a thread of it.
         """
         if self.processes.count > 1:
             self.sampler.close()

@@ -66,8 +66,6 @@ class Folder:
         self.processes, self.config = run.processes, run.config
         self._send, self._close = lambda row: None, lambda: None  # no tracker
 
-    # -- the beginning
-
     def create(self) -> Progress:
         """Make the folder of a new run; InputError if it is in use, or holds something already."""
 
@@ -166,8 +164,6 @@ class Folder:
         known = {name: state[name] for name in ("step", "time", "processes", "data")}
         return known | {"weights": "model" in state, "rows": rows["metrics"]}
 
-    # -- while it runs
-
     def log(self, progress: Progress, row: dict, **others: Sequence[dict]) -> None:
         """Append a row to metrics.jsonl and `others` to files of LOGS; send it to the tracker."""
         progress.rows.append(row)
@@ -189,8 +185,6 @@ class Folder:
             write_atomically(self.path / "view.html", page_of(self.path))
 
         self.processes.on_first(write)
-
-    # -- the end
 
     def finish(self, progress: Progress) -> None:
         """Write a checkpoint and the models, send what the tracker has left, let others write."""

@@ -5,8 +5,8 @@
     problems = load_task("sums.jsonl", "train")            # your own `question` and `answer`
     problems, prompt_ids = encode(problems, tokenizer)     # rendered by the chat template
 
-A reference that cannot be graded and a prompt that is too long are dropped, counted and said.
-Nothing is ever cut: half a question is another question.
+A reference that cannot be graded and a prompt that is too long are dropped, counted and said, and
+never cut: half a question is another question.
 """
 
 import hashlib

@@ -9,8 +9,7 @@ of arithmetic.py. That leaves it right about a third of the time, with one flaw 
 in its text: `4+8=12` where `4+8+1=13` is due. The student of `rare_policy/` forgets 19 of 20
 carries: of the sums in which both columns carry (the task "carries") 0.2% come out right.
 
-Rounding differs between builds of torch, so a rebuilt policy is held to a gate (`check_gate`), not
-to bits.
+Rounding differs between builds of torch, so a rebuilt policy is held to `check_gate`, not to bits.
 """
 
 import argparse

@@ -4,8 +4,7 @@
     send({"step": 1, "reward": 0.4, "seconds": {"update": 0.1}})
     close()
 
-A run that goes on goes on here, too. Rows after its checkpoint come twice: TensorBoard forgets the
-first ones, W&B does not take the second ones.
+Rows after a resumed run's checkpoint come twice: TensorBoard forgets the first, W&B the second.
 """
 
 import importlib
