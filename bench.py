@@ -65,7 +65,7 @@ ARMS = {
     "pods-accuracy": lambda n, m, P: {"select_by": "accuracy"},
 } | RIVALS
 BASELINES = ("grpo-ga", "grpo")
-GRID = (3e-4, 6e-4, 1.2e-3, 2.4e-3)  # learning rates; the best of the three arms are inside
+GRID = (1.5e-4, 3e-4, 6e-4, 1.2e-3)  # learning rates; the best of the three arms are inside
 
 
 def racer(arm: str, base: Config) -> Config:
@@ -93,7 +93,7 @@ def race(arguments: argparse.Namespace) -> dict:
     of it, with the 95% interval of a bootstrap over seeds. Ctrl-C reports the seeds that are
     through; the same command goes on with the others.
     """
-    base = train_settings(arguments, "--preset", "rare", "--lr", "6e-4")
+    base = train_settings(arguments, "--preset", "rare")
     every, count = arguments.every, round(60 * arguments.minutes / arguments.every)
     if not count:
         raise InputError(f"--minutes {arguments.minutes:g}: give time for one evaluation at least")
@@ -127,11 +127,11 @@ def race(arguments: argparse.Namespace) -> dict:
 def race_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of the race."""
     add, arms = parser.add_argument, list(ARMS)
-    add("--minutes", type=float, default=0.35, help="training time of each run")
-    add("--every", type=float, default=1.5, help="seconds between evaluations")
-    add("--seeds", type=int, default=6, help="runs of each arm, from --seed on")
+    add("--minutes", type=float, default=0.6, help="training time of each run")
+    add("--every", type=float, default=2.0, help="seconds between evaluations")
+    add("--seeds", type=int, default=8, help="runs of each arm, from --seed on")
     known = f"{', '.join(arms)}, or n x m such as 128x8"
-    add("--arms", nargs="+", default=arms[:6], metavar="ARM", help=known)
+    add("--arms", nargs="+", default=arms[:3], metavar="ARM", help=known)
     add("--tuned", nargs="*", default=arms[:3], metavar="ARM", help="of these, get --grid")
     add("--grid", type=float, nargs="+", default=GRID, help="learning rates")
     add("--jobs", type=int, default=min(2, os.cpu_count()), help="seeds at a time")
