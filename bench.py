@@ -129,7 +129,7 @@ def race_flags(parser: argparse.ArgumentParser) -> None:
     add, arms = parser.add_argument, list(ARMS)
     add("--minutes", type=float, default=0.6, help="training time of each run")
     add("--every", type=float, default=2.0, help="seconds between evaluations")
-    add("--seeds", type=int, default=8, help="runs of each arm, from --seed on")
+    add("--seeds", type=int, default=6, help="runs of each arm, from --seed on")
     known = f"{', '.join(arms)}, or n x m such as 128x8"
     add("--arms", nargs="+", default=arms[:3], metavar="ARM", help=known)
     add("--tuned", nargs="*", default=arms[:3], metavar="ARM", help="of these, get --grid")
