@@ -28,7 +28,7 @@ from transformers import DynamicCache
 # How many float32 logits are held at once: 128 MB, or 220 tokens with a vocabulary of 151,936.
 LOGITS_PER_CHUNK = 2**25
 # Reading prompts once takes a second pass, so it is done only where it saves this many tokens. Of
-# the 25 cases of `bench.py update` (282k parameters, a CPU) the 3 that saved fewer were 0.80 to 0.97
+# the 25 cases of `bench.py update` (282k parameters, CPU) the 3 that saved fewer were 0.80 to 0.97
 # times as fast, 3 that saved 124 to 252 were 0.96 to 0.99, the 19 that saved more 1.11 to 4.66.
 WORTH_A_PASS = 70
 
