@@ -65,10 +65,7 @@ def test_the_largest_load_between_two_looks_is_kept(monkeypatch):
 
 
 # Measured before other work was recorded. To be measured anew, and this list to be emptied.
-BEFORE_THIS_WAS_RECORDED = (
-    "peers peers_smollm2 race race_m race_n race_rare race_rivals sampler sampler_smollm2 "
-    "signal signal_smollm2 update update_smollm2"
-)
+BEFORE_THIS_WAS_RECORDED = {"sampler_smollm2", "signal", "signal_smollm2", "update_smollm2"}
 
 
 def test_stored_results_were_measured_on_a_quiet_machine():
@@ -78,7 +75,7 @@ def test_stored_results_were_measured_on_a_quiet_machine():
         if "machine" in result:  # not what others measured
             loads[path.stem] = result.get("other_work")
     unknown = {name for name, load in loads.items() if load is None}
-    assert unknown == set(BEFORE_THIS_WAS_RECORDED.split())
+    assert unknown == BEFORE_THIS_WAS_RECORDED
     assert not {name: load for name, load in loads.items() if load is not None and load > QUIET}
 
 
