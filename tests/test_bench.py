@@ -94,7 +94,11 @@ def test_what_the_user_can_mend_is_one_line(argv, words, tmp_path, capsys, monke
     assert not list(tmp_path.glob("*.json"))
 
 
-def test_flags_of_train_py_choose_the_start_of_all_arms(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("flags", "start"),
+    [([], ("rare_policy", "carries")), (["--preset", "cpu"], ("tiny_policy", "arithmetic"))],
+)
+def test_flags_of_train_py_choose_the_start_of_all_arms(flags, start, monkeypatch, tmp_path):
     class Enough(Exception):
         pass
 
@@ -103,7 +107,7 @@ def test_flags_of_train_py_choose_the_start_of_all_arms(monkeypatch, tmp_path):
 
     monkeypatch.setattr(bench, "run_heats", look)
     arms = ["--arms", "grpo", "pods", "128x8", "--tuned", "grpo", "--grid", "2e-4", "4.5e-4"]
-    arguments = bench.parse(["race", *arms, "--", "--preset", "rare", "--seed", "3"])
+    arguments = bench.parse(["race", "--seeds", "5", *arms, "--", *flags, "--seed", "3"])
     with pytest.raises(Enough) as found:
         arguments.function(arguments)
     racing, seeds, *_ = found.value.args
@@ -113,7 +117,7 @@ def test_flags_of_train_py_choose_the_start_of_all_arms(monkeypatch, tmp_path):
         assert list(rates) == ([2e-4, 3e-4, 4.5e-4] if name == "grpo" else [3e-4])
         for lr, config in rates.items():
             assert (config.n, config.m, config.lr) == (*sizes[name], lr)
-            assert (config.model, config.task) == ("rare_policy", "carries")
+            assert (config.model, config.task) == start
 
 
 def test_other_work_is_said(monkeypatch, capsys):
