@@ -35,7 +35,8 @@ def bands(arguments: argparse.Namespace) -> dict:
         for step in range(1, max(found) + 1):
             logged.append(train.train_step(run, step)[0])
             if step in found:
-                found[step].append(summary(run, logged[-WINDOW:]))
+                row = {"held-out accuracy": evaluated(run)["accuracy"]}
+                found[step].append(row | summary(logged[-WINDOW:]))
         OTHERS.look()
     rows = []
     for step, runs in found.items():
@@ -46,9 +47,9 @@ def bands(arguments: argparse.Namespace) -> dict:
     return {"config": asdict(base), "rows": rows, "runs": list(found.values())}
 
 
-def summary(run: Run, rows: list[dict]) -> dict[str, float]:
-    """What the run shows now, and these rows of its last steps together."""
-    found = {"held-out accuracy": evaluated(run)["accuracy"]}
+def summary(rows: list[dict]) -> dict[str, float]:
+    """What these steps' rows show together."""
+    found = {}
     for name in MEANS:  # a step without an update has no entropy
         found[name] = statistics.fmean([row[name] for row in rows if row[name] is not None] or [0])
     idle = sum(row["groups_without_signal"] for row in rows) / sum(row["groups"] for row in rows)

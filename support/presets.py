@@ -153,8 +153,9 @@ def parse(argv: list[str] | None, description: str = "") -> tuple[Config, argpar
     """The configuration, and all flags: also those that are no settings, out, resume and so on."""
     layout = partial(argparse.RawDescriptionHelpFormatter, max_help_position=32, width=100)
     usage = "python train.py [--preset NAME ...] [flags] (--help lists them)"
-    texts = {"description": description, "epilog": choices()}
-    parser = argparse.ArgumentParser("train.py", usage, **texts, formatter_class=layout)
+    # An error says one line, without the usage, which stands in the description instead.
+    texts = {"description": f"usage: {usage}\n\n{description}", "epilog": choices()}
+    parser = argparse.ArgumentParser("train.py", argparse.SUPPRESS, **texts, formatter_class=layout)
     known = {"nargs": "+", "metavar": "NAME", "choices": [*PRESETS, *RIVALS], "default": []}
     parser.add_argument("--preset", **known, help="settings to start from, listed below")
     for field in fields(Config):

@@ -170,7 +170,7 @@ CHANGES = [  # notebook, from which cell to which, what is replaced, what is sai
     (2, "cell-04", "cell-08", {'"38+54=", ': '"123+45=", ', "n = 16": "n = 4"}, "B = 12"),
     (2, "cell-04", "cell-07", {'"format": 0.1, "tag_count": 0.1': ""}, "B = 48"),
     (2, "cell-22", "cell-23", {"many, m = 64, 16": "many, m = 24, 6"}, "n = 24 rollouts, m = 6"),
-    (3, "cell-08", "cell-08", {'"grpo-ga", "pods"': '"grpo", "random"'}, "of random over GRPO,"),
+    (3, "cell-08", "cell-08", {'"grpo-ga", "pods"': '"pods", "grpo"'}, "of GRPO over PODS"),
     (3, "cell-28", "cell-29", {'["grpo-ga", "pods"]': '["grpo", "32x8"]'}, "step of GRPO takes"),
     (4, "cell-17", "cell-18", {"n, m, T = 3, 8, 4, 5": "n, m, T = 1, 2, 2, 5"}, "2 of 2 rows"),
     (5, "cell-07", "cell-10b", {'"19+91="': '"47+85="'}, "47+85="),
