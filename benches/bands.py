@@ -1,7 +1,6 @@
 """What should a run look like? The default run at some of its steps, over seeds.
 
 python bench.py bands                       # the bands of docs/it_does_not_learn.md
-python bench.py bands --steps 10 20 -- --n 16 --m 16
 """
 
 import argparse

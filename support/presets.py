@@ -1,8 +1,6 @@
 """What settings are made from: presets, the command line, the run that goes on.
 
     config, command = parse(["--preset", "rare", "cppo", "--n", "32"], "what --help says first")
-    Config(**combined(["rare", "cppo"]))              # a rival of PODS over another preset
-    MACHINES["gsm8k-qwen2.5-3b-l40s"]                 # Machine("L40S", ...)
 
 What a preset does not name is the default of settings.py; a comment says what is not the paper's.
 """
@@ -153,9 +151,13 @@ def parse(argv: list[str] | None, description: str = "") -> tuple[Config, argpar
     """The configuration, and all flags: also those that are no settings, out, resume and so on."""
     layout = partial(argparse.RawDescriptionHelpFormatter, max_help_position=32, width=100)
     usage = "python train.py [--preset NAME ...] [flags] (--help lists them)"
-    # An error says one line, without the usage, which stands in the description instead.
-    texts = {"description": f"usage: {usage}\n\n{description}", "epilog": choices()}
-    parser = argparse.ArgumentParser("train.py", argparse.SUPPRESS, **texts, formatter_class=layout)
+    texts = {"description": description, "epilog": choices()}
+    parser = argparse.ArgumentParser("train.py", usage, **texts, formatter_class=layout)
+
+    def refuse(message: str) -> None:
+        raise InputError(message)
+
+    parser.error = refuse  # one line, by one of several processes
     known = {"nargs": "+", "metavar": "NAME", "choices": [*PRESETS, *RIVALS], "default": []}
     parser.add_argument("--preset", **known, help="settings to start from, listed below")
     for field in fields(Config):
