@@ -133,6 +133,7 @@ def test_what_is_learned_may_not_be_changed(stored, arguments, words):
 
 
 def test_how_long_and_in_how_much_memory_may_be_changed(stored):
+    pytest.importorskip("tensorboard")
     changes = dict(steps=9, micro_batch=3, save_every=1, threads=1, tracker="tensorboard")
     changes |= dict(gpu_memory_utilization=0.5)
     arguments = [part for name, value in changes.items() for part in (flag(name), value)]
