@@ -17,6 +17,7 @@ Legend: B sequences, L prompt and T completion tokens, Q distinct prompts, V voc
 """
 
 from functools import partial
+from inspect import signature
 
 import torch
 from torch import nn
@@ -24,7 +25,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
+from transformers.masking_utils import create_causal_mask
 
+# What models call their keys and values: transformers 5.24 has another name for it than 5.23.
+CACHE = "cache" if "cache" in signature(create_causal_mask).parameters else "past_key_values"
 # How many float32 logits are held at once: 128 MB, or 220 tokens with a vocabulary of 151,936.
 LOGITS_PER_CHUNK = 2**25
 # Reading prompts once takes a second pass, so it is done only where it saves this many tokens. Of
@@ -118,11 +122,12 @@ def shared_prompts(
     """
     L = prompts.shape[1]
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    prompt = read(model, prompts.clamp(min=0), prompts >= 0, past_key_values=cache, use_cache=True)
+    with_cache = {CACHE: cache, "use_cache": True}
+    prompt = read(model, prompts.clamp(min=0), prompts >= 0, **with_cache)
     cache.batch_select_indices(row)  # each layer's keys [Q, heads, L, width] -> [B, ...]
     end = L + max(T - 1, 1)  # two passes even for one token: FSDP's other processes make two
     mask = attention_mask[:, :end]
-    completion = read(model, input_ids[:, L:end], mask, past_key_values=cache, use_cache=True)
+    completion = read(model, input_ids[:, L:end], mask, **with_cache)
     first, others = prompt.last_hidden_state[row, -1:], completion.last_hidden_state[:, : T - 1]
     return torch.cat([first, others], dim=1)  # [B, T, hidden]
 

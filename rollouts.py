@@ -28,7 +28,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache, DynamicLayer
 
-from logprobs import positions, whole
+from logprobs import CACHE, positions, whole
 
 
 @dataclass
@@ -321,5 +321,5 @@ class TorchSampler:
     def _logits(self, cache, input_ids, attention_mask, position_ids) -> torch.Tensor:
         """The logits [rows, V] after the last of these tokens; the cache takes them all."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+        options = {CACHE: cache, "use_cache": True, "logits_to_keep": 1}
         return self.model(**inputs, position_ids=position_ids, **options).logits[:, -1]
