@@ -12,17 +12,12 @@ Legend: P prompts, n rollouts a prompt, m kept, L prompt and T completion tokens
 
 import argparse
 import os
-import shlex
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -35,8 +30,7 @@ from support.plan import IN_GENERATION, IN_UPDATE, architecture, longest, plan
 from support.presets import this_machine
 from support.processes import RANK
 from support.run import PHASES, Run
-from support.settings import Config, as_flags
-from support.storage import read_rows
+from support.settings import Config
 
 PRESET = ("--preset", "gsm8k-qwen2.5-3b-l40s", "--model", "Qwen/Qwen2.5-0.5B-Instruct")
 SEVERAL = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -54,7 +48,7 @@ def gpu(arguments: argparse.Namespace) -> dict:
     For the tiny policy, and for a preset with an adapter, with all weights and in float32:
     log-probs of sampler and trainer before and after the engine's first sleep, seconds of sleep and
     sync, tokens a second, seconds of a step's phases by n, accuracy before and after some steps,
-    memory against the plan. Then a run is killed and resumed.
+    memory against the plan.
     """
     if not torch.cuda.is_available():
         raise InputError("gpu: torch finds no GPU here; the other benches need none")
@@ -100,8 +94,6 @@ def measure(config: Config, sizes: Sequence[int], steps: int, report: Callable) 
             report(f"{name}: learning", learning, run, sizes, steps)
             report(f"{name}: memory", memory, run)
             run.leave() if SEVERAL else run.sampler.close()
-    if not SEVERAL:
-        report("killed and resumed", killed_and_resumed, config)
 
 
 def start(config: Config, runs: list[Run]) -> dict[str, object]:
@@ -187,20 +179,3 @@ def used_gb() -> float:
     """What is taken of the device, by anybody: vLLM's memory is not all torch's to count."""
     free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
     return (total - free) / 1e9
-
-
-def killed_and_resumed(config: Config) -> dict[str, object]:
-    """train.py killed after its first checkpoint, and resumed: the steps that are in its log."""
-    settings = shlex.split(as_flags(replace(config, steps=6, minutes=None, save_every=2)))
-    with tempfile.TemporaryDirectory() as folder:
-        program = [sys.executable, str(Path(train.__file__)), "--out", folder]
-        process = subprocess.Popen([*program, *settings], stdout=subprocess.DEVNULL)
-        log, rows = Path(folder, "metrics.jsonl"), []
-        while len(rows) < 5 and process.poll() is None:  # steps 0 to 4
-            time.sleep(0.1)
-            rows = read_rows(log) if log.exists() else []
-        process.kill()
-        process.wait()
-        done = subprocess.run([*program, "--resume"], capture_output=True, text=True)
-        steps = [row["step"] for row in read_rows(log)] if log.exists() else []
-    return {"exit code": done.returncode, "steps": steps, "errors": done.stderr[-2000:]}

@@ -18,7 +18,6 @@ def test_every_part_runs_and_is_written_as_it_comes(tmp_path, capsys, monkeypatc
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(gpu, "generation", broken)
-    monkeypatch.setattr(gpu, "killed_and_resumed", lambda config: {"exit code": 0})
     result, written = {}, []
 
     def save(parts: dict) -> None:
@@ -30,7 +29,7 @@ def test_every_part_runs_and_is_written_as_it_comes(tmp_path, capsys, monkeypatc
     cases = ("tiny policy", "adapter", "all weights", "float32")
     names = ("start", "log-probs", "generation", "learning", "memory")
     expected = ["machine", *(f"{case}: {name}" for case in cases for name in names)]
-    assert list(result) == [*expected, "killed and resumed"]
+    assert list(result) == expected
     head = {"bench", "command", "other_work"}
     so_far = [set(list(result)[:count]) for count in range(1, len(result) + 1)]
     assert [set(parts) - head for parts in written] == so_far
@@ -63,9 +62,3 @@ def test_padding_is_no_token():
     run = Run(CONFIG)
     found = gpu.generation(run)
     assert 0 < found["tokens/s"] < found["padded tokens/s"]
-
-
-def test_a_run_is_killed_and_resumed():
-    found = gpu.killed_and_resumed(CONFIG)
-    assert found["exit code"] == 0, found["errors"]
-    assert found["steps"] == list(range(7))

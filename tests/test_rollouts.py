@@ -7,11 +7,13 @@ from collections import Counter
 import pytest
 import torch
 from conftest import Words, random_model
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from logprobs import token_log_probs
-from rollouts import Rollouts, TorchSampler, draw, eos_token_ids, pack
+from rollouts import Rollouts, TorchSampler, draw, eos_token_ids, one_token_attention, pack
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [3, 5, 8, 9]]
 ONE_LENGTH = [[3, 1, 4], [6, 5, 3]]
@@ -52,6 +54,26 @@ def test_a_sliding_window_may_be_shorter_than_the_prompt(prompts):
     model = random_model("qwen2", use_sliding_window=True, max_window_layers=0, sliding_window=3)
     assert set(model.config.layer_types) == {"sliding_attention"}
     assert_scored_alike(model, generate(model, prompts, n=8))
+
+
+@pytest.mark.parametrize("masked", ["no", "alike for all heads", "for each head"])
+@pytest.mark.parametrize("keys", [1, 2, 6])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_heads_that_share_keys_attend_as_with_copies_of_them(tokens, keys, masked):
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(4, heads, 5, 8) for heads in (6, keys, keys))
+    query = query[:, :, :tokens]
+    heads = {"no": None, "alike for all heads": 1, "for each head": 6}[masked]
+    mask = None if heads is None else torch.rand(4, heads, tokens, 5) < 0.7
+    if masked != "no":
+        mask[..., 0] = True  # something is seen by every token
+    copies = (states.repeat_interleave(6 // keys, dim=1) for states in (key, value))
+    causal = masked == "no" and tokens > 1
+    expected = scaled_dot_product_attention(query, *copies, mask, scale=0.3, is_causal=causal)
+    module = torch.nn.Module()
+    module.num_key_value_groups = 6 // keys
+    found, _ = one_token_attention(module, query, key, value, mask, scaling=0.3)
+    torch.testing.assert_close(found, expected.transpose(1, 2))
 
 
 def chi_square(counts: Counter, distribution: dict, draws: int) -> float:
@@ -202,12 +224,13 @@ def test_train_mode_and_gradient_checkpointing_change_nothing(kind):
     assert not model.training
     model.gradient_checkpointing_enable()
     model.train()
+    attention = ALL_ATTENTION_FUNCTIONS["sdpa"]
     assert same(generate(model), plain)
     assert model.training and model.is_gradient_checkpointing
     model.register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         generate(model)
-    assert model.training  # after an error, too
+    assert model.training and ALL_ATTENTION_FUNCTIONS["sdpa"] is attention  # after an error, too
 
 
 # ---- where a completion ends ---------------------------------------------------------------------
