@@ -206,19 +206,19 @@ class _BufferLayer(DynamicLayer):
         self.buffers = [buffer[indices] for buffer in self.buffers]
 
 
-def one_token_attention(module, query, key, value, attention_mask, **options):
+def _one_token_attention(module, query, key, value, attention_mask, **options):
     """transformers' "sdpa", but without copies of the keys for all heads that share them.
 
     For one new token those heads, [rows, H, 1, width], are as well H/K queries of each of the K
     heads that have keys, [rows, K, L, width]. The usual copies are made anew for every token.
     """
-    shared = attention_mask is None or attention_mask.shape[1] == 1  # by all heads
+    shared = attention_mask is None or attention_mask.shape[1] == 1  # one mask for all heads
     if query.shape[2] > 1 or not shared or options.get("position_bias") is not None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     rows, heads, _, width = query.shape
     query, scale = query.reshape(rows, key.shape[1], -1, width), options.get("scaling")
     found = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scale)
-    return found.reshape(rows, 1, heads, -1), None
+    return found.reshape(rows, 1, heads, -1), None  # [rows, 1, H, width], as in transformers
 
 
 class TorchSampler:
@@ -282,7 +282,7 @@ class TorchSampler:
         device = self.model.device
         was_training = self.model.training
         self.model.eval()  # no dropout; and gradient checkpointing in train mode drops the cache
-        ALL_ATTENTION_FUNCTIONS["sdpa"] = one_token_attention
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = _one_token_attention  # until these rollouts are made
         try:
             with torch.autocast(device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
                 completions, log_probs = self._decode(prompts, n, max_new_tokens, temperature, seed)

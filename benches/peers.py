@@ -88,18 +88,22 @@ class InTurn(transformers.TrainerCallback):
         self.rollouts = self.gradient = None
 
     def reward(self, prompts, completions, completion_ids, answer, **_) -> list[float]:
+        """Our rewards, for TRL's rollouts."""
         rewards = score(completions, answer)["total"]
         self.rollouts = self.rollouts or (prompts, completion_ids, rewards)
         return rewards
 
     def on_step_begin(self, *_, **__) -> None:
+        """Start the clock."""
         self.start = time.perf_counter()
 
     def on_pre_optimizer_step(self, *_, model=None, **__) -> None:
+        """Keep the first step's gradient."""
         if self.gradient is None:
             self.gradient = parameters_to_vector(p.grad for p in model.parameters())
 
     def on_step_end(self, *_, **__) -> None:
+        """Stop the clock; a step of ours."""
         self.times["TRL"].append(time.perf_counter() - self.start)
         row, _ = train.train_step(self.run, len(self.times["TRL"]))
         self.times["train.py"].append(sum(row["seconds"].values()))

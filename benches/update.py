@@ -23,7 +23,6 @@ from rollouts import Rollouts
 from support.learner import Learner
 from support.models import load_model
 from support.processes import Processes
-from support.settings import Config
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +47,8 @@ def update(arguments: argparse.Namespace) -> dict:
     limits = {"one micro-batch": P * sizes[-1], f"micro-batches of {16 * P}": 16 * P}
     for title, rows in limits.items():
         settings = replace(config, micro_batch=rows, lr=1e-6)  # it is updated again and again
-        calls = {m: prepare_update(model, settings, P, m, T) for m in sizes}
+        learners = {m: Learner(model, settings, Processes()) for m in sizes}
+        calls = {m: full_update(one, P, m, 6, T) for m, one in learners.items()}
         times, tables[title] = interleaved(calls, arguments.rounds), []
         for m in sizes:
             row = {"m": m, "ms": 1e3 * statistics.median(times[m])}
@@ -65,11 +65,6 @@ def update(arguments: argparse.Namespace) -> dict:
     for title, rows in tables.items():
         print(table(f"update on {P} prompts, completions of {T} tokens: {title}", rows))
     return {"model": config.model, "tables": tables}
-
-
-def prepare_update(model: nn.Module, config: Config, P: int, m: int, T: int) -> Callable:
-    """`full_update` of a new learner, after prompts of 6 tokens."""
-    return full_update(Learner(model, config, Processes()), P, m, 6, T)
 
 
 def full_update(learner: Learner, P: int, m: int, L: int, T: int) -> Callable:

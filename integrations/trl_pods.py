@@ -71,10 +71,12 @@ class PodsTrainer(GRPOTrainer):
     # cannot be looked up by the prompt: a dataset may hold one prompt twice, with two answers.
 
     def training_step(self, model, inputs, *args, **options):
+        """TRL's, with the batch's rows kept for the rewards."""
         self.rows = inputs
         return super().training_step(model, inputs, *args, **options)
 
-    def prediction_step(self, model, inputs, *args, **options):  # of an evaluation
+    def prediction_step(self, model, inputs, *args, **options):
+        """The same in an evaluation."""
         self.rows = inputs
         return super().prediction_step(model, inputs, *args, **options)
 

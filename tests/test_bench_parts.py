@@ -10,8 +10,10 @@ from torch.nn.utils import parameters_to_vector
 import logprobs
 from benches.bands import summary
 from benches.sampler import count_tokens, samplers
-from benches.update import full_rollouts, one_pass, prepare_update
+from benches.update import full_rollouts, full_update, one_pass
+from support.learner import Learner
 from support.models import load_model
+from support.processes import Processes
 from support.run import Run
 
 
@@ -34,7 +36,8 @@ def test_samplers_draw_completions_of_like_length_and_tokens_are_counted_alike(m
 
 def test_the_update_computes_every_rollout_and_hardly_moves_the_weights():
     model, _ = load_model("tiny_policy")
-    update = prepare_update(model, small(micro_batch=3, lr=1e-6), P=2, m=4, T=5)
+    learner = Learner(model, small(micro_batch=3, lr=1e-6), Processes())
+    update = full_update(learner, P=2, m=4, L=6, T=5)
     _, kept, advantages, _ = update.args
     assert kept.mask.shape == (2, 4, 5) and kept.mask.all() and (advantages != 0).all()
     before = [weight.detach().clone() for weight in model.parameters()]

@@ -7,7 +7,7 @@ import pytest
 from conftest import flags, small
 
 from pods import RULES
-from support import presets
+from support import presets, settings
 from support.errors import InputError
 from support.presets import PRESETS, RIVALS, parse
 from support.settings import Config, flag
@@ -132,8 +132,8 @@ def test_what_is_learned_may_not_be_changed(stored, arguments, words):
         resumed(stored, *arguments)
 
 
-def test_how_long_and_in_how_much_memory_may_be_changed(stored):
-    pytest.importorskip("tensorboard")
+def test_how_long_and_in_how_much_memory_may_be_changed(stored, monkeypatch):
+    monkeypatch.setattr(settings, "find_spec", lambda name: name)  # all are installed
     changes = dict(steps=9, micro_batch=3, save_every=1, threads=1, tracker="tensorboard")
     changes |= dict(gpu_memory_utilization=0.5)
     arguments = [part for name, value in changes.items() for part in (flag(name), value)]

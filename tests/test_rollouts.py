@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from logprobs import token_log_probs
-from rollouts import Rollouts, TorchSampler, draw, eos_token_ids, one_token_attention, pack
+from rollouts import Rollouts, TorchSampler, _one_token_attention, draw, eos_token_ids, pack
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [3, 5, 8, 9]]
 ONE_LENGTH = [[3, 1, 4], [6, 5, 3]]
@@ -72,7 +72,7 @@ def test_heads_that_share_keys_attend_as_with_copies_of_them(tokens, keys, maske
     expected = scaled_dot_product_attention(query, *copies, mask, scale=0.3, is_causal=causal)
     module = torch.nn.Module()
     module.num_key_value_groups = 6 // keys
-    found, _ = one_token_attention(module, query, key, value, mask, scaling=0.3)
+    found, _ = _one_token_attention(module, query, key, value, mask, scaling=0.3)
     torch.testing.assert_close(found, expected.transpose(1, 2))
 
 
