@@ -46,8 +46,7 @@ def sampler(arguments: argparse.Namespace) -> dict:
             row = {"n": n, "sampler": name, "tokens": tokens[name]}
             row["tokens/s"] = 1 / statistics.median(seconds)
             rows.append(row | {"speed / generate": ratio(per_token, "generate", name)})
-    title = f"generation: {len(prompts)} prompts of {run.config.task}, {run.config.model}"
-    print(table(title, rows))
+    print(table(f"{len(prompts)} prompts of {run.config.task}, {run.config.model}", rows))
     return {"model": run.config.model, "prompts": len(prompts), "rows": rows}
 
 

@@ -236,7 +236,8 @@ def compare(pool: Pool, sizes: Iterable[tuple[int, int]], groups: int) -> dict:
     kinds += [("random", "total", "total"), ("max_variance", "total", "total")]
     kinds += [("max_variance", "total", "accuracy")]
     for n, m in sizes:
-        for rule, paid, seen in kinds if m < n else kinds[:1]:  # of all n, all rules are one
+        # Of all n all rules are one, and called random in the results.
+        for rule, paid, seen in kinds if m < n else [("random", "accuracy", "accuracy")]:
             what = (pool.gradients, rewards[paid], rewards[seen], rule, n, m, groups)
             estimates = group_gradients(*what, torch.Generator().manual_seed(n * m))
             case = {"rule": rule, "n": n, "m": m, "advantages": paid, "selection": seen}

@@ -152,6 +152,10 @@ def test_measured_is_what_the_formula_says(tmp_path):
     assert bench.main(["signal", *flags]) == 0
     pools = json.loads((tmp_path / "signal.json").read_text())["pools"]
     assert [pool["steps"] for pool in pools] == [0, 1]
+    # What notebook 5 looks up: of all n, where the rules are one, it is random's.
+    kept = [[(one["rule"], one["n"], one["m"]) for one in pool["cases"]] for pool in pools]
+    assert all(rules.count(("random", 16, 16)) == 1 for rules in kept)
+    assert not any((rule, 16, 16) in rules for rules in kept for rule in COMPARED[:2])
     checked = 0
     for case in (case for pool in pools for case in pool["cases"]):
         if (case["formula"] or 0) > 0.8:  # below that 3,000 groups measure it badly
