@@ -1,6 +1,8 @@
 """The house: who may import whom, no circles, and no room that is too large to be read."""
 
 import ast
+import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -82,6 +84,18 @@ def test_there_is_no_circle():
 def test_no_room_is_too_large_to_be_read(module):
     lines = path_of(module).read_text().count("\n")
     assert lines <= MOST_LINES
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("notebooks/*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_imports_names_that_exist(path):
+    """Notebooks themselves are run only where IPython is installed."""
+    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    nodes = [node for c in cells for node in ast.walk(ast.parse("".join(c["source"])))]
+    ours = [node for node in nodes if getattr(node, "module", None) in MODULES]
+    assert ours
+    for node in ours:
+        module = importlib.import_module(node.module)
+        assert not [name.name for name in node.names if not hasattr(module, name.name)]
 
 
 def test_the_map_of_support_names_its_rooms():
