@@ -287,7 +287,7 @@ class TorchSampler:
             with torch.autocast(device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
                 completions, log_probs = self._decode(prompts, n, max_new_tokens, temperature, seed)
         finally:
-            del ALL_ATTENTION_FUNCTIONS["sdpa"]
+            ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention_forward
             self.model.train(was_training)
         return pack(prompts, completions, log_probs, self.eos_ids, self.tokenizer, device)
 

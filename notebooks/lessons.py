@@ -75,11 +75,10 @@ def load(path: Path) -> dict:
 
 def how_it_was_made(result: dict) -> str:
     """The command and the machine, as a sentence."""
-    machine, other = result["machine"], result.get("other_work")
-    load = "other work not recorded" if other is None else f"other work: {other:.1f} cores at most"
+    machine = result["machine"]
     return (
-        f"`{result['command']}` on {machine['cpu']}, {machine['cores']} cores ({load}), "
-        f"torch {machine['torch']}, {machine['date']}."
+        f"`{result['command']}` on {machine['cpu']}, {machine['cores']} cores (other work: "
+        f"{result['other_work']:.1f} cores at most), torch {machine['torch']}, {machine['date']}."
     )
 
 

@@ -3,6 +3,7 @@
 import bisect
 import itertools
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -231,6 +232,17 @@ def test_train_mode_and_gradient_checkpointing_change_nothing(kind):
     with pytest.raises(ZeroDivisionError):
         generate(model)
     assert model.training and ALL_ATTENTION_FUNCTIONS["sdpa"] is attention  # after an error, too
+
+
+def test_two_samplers_work_side_by_side():
+    """Their faster attention is the process's while they sample, whoever ends first."""
+    usual = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    models = [random_model("llama", num_key_value_heads=1) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(generate, models * 4))
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is usual
+    for model, rollouts in zip(models * 4, found):
+        assert_scored_alike(model, rollouts)
 
 
 # ---- where a completion ends ---------------------------------------------------------------------
