@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from grpo import loss_normalizer
-from logprobs import Policy, check_output_layer, whole
+from logprobs import CHECKPOINT, Policy, check_output_layer, whole
 from rollouts import Rollouts
 from support.errors import InputError
 from support.processes import Processes
@@ -60,7 +60,7 @@ class Learner:
             # With an adapter no copy is needed: the reference is the model without the adapter.
             self._reference = Policy(copy.deepcopy(model).eval(), dtype)
         if config.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            getattr(model, f"{CHECKPOINT}_checkpointing_enable")({"use_reentrant": False})
             model.train()  # or nothing is checkpointed; dropout was set to 0 by `load_model`
         if config.lora_rank:
             from support.adapters import add_lora  # most runs have none

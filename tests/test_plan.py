@@ -43,7 +43,7 @@ def small(kind="qwen2", rank=0, checkpointing=False, dtype="float32", **widths):
     if rank:
         model = model.to(getattr(torch, dtype))
     if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        getattr(model, f"{logprobs.CHECKPOINT}_checkpointing_enable")({"use_reentrant": False})
     return (add_lora(model, rank) if rank else model).train(), shape, config
 
 
