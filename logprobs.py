@@ -24,12 +24,11 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 from transformers.masking_utils import create_causal_mask
 
-# transformers 5.24 has other names than 5.23 for keys and values, and for computing layers again.
+# What models call their keys and values: transformers 5.24 has another name for it than 5.23.
 CACHE = "cache" if "cache" in signature(create_causal_mask).parameters else "past_key_values"
-CHECKPOINT = "activation" if hasattr(PreTrainedModel, "is_activation_checkpointing") else "gradient"
 # How many float32 logits are held at once: 128 MB, or 220 tokens with a vocabulary of 151,936.
 LOGITS_PER_CHUNK = 2**25
 # Reading prompts once takes a second pass, so it is done only where it saves this many tokens. Of
@@ -160,7 +159,7 @@ def keeps_prompts(model: nn.Module, length: int) -> bool:
     windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     return hasattr(config, "use_cache") and not (
         # Computed again in the backward pass, a layer would add its keys a second time.
-        (model.training and getattr(model, f"is_{CHECKPOINT}_checkpointing"))
+        (model.training and any(getattr(m, "gradient_checkpointing", 0) for m in model.modules()))
         or model._is_stateful  # recurrent layers
         or kinds - {"full_attention", "sliding_attention", "chunked_attention"}
         or any(window is not None and window < length for window in windows)

@@ -20,9 +20,10 @@ import torch
 from torch import nn
 
 from grpo import loss_normalizer
-from logprobs import CHECKPOINT, Policy, check_output_layer, whole
+from logprobs import Policy, check_output_layer, whole
 from rollouts import Rollouts
 from support.errors import InputError
+from support.models import CHECKPOINTING
 from support.processes import Processes
 from support.settings import Config
 
@@ -60,7 +61,7 @@ class Learner:
             # With an adapter no copy is needed: the reference is the model without the adapter.
             self._reference = Policy(copy.deepcopy(model).eval(), dtype)
         if config.gradient_checkpointing:
-            getattr(model, f"{CHECKPOINT}_checkpointing_enable")({"use_reentrant": False})
+            getattr(model, CHECKPOINTING)({"use_reentrant": False})
             model.train()  # or nothing is checkpointed; dropout was set to 0 by `load_model`
         if config.lora_rank:
             from support.adapters import add_lora  # most runs have none

@@ -13,13 +13,16 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as TokenizerBase
 
 from rollouts import eos_token_ids
 from support.errors import InputError, say
 
 EMBEDDED = {name: Path(__file__).with_name(name) for name in ("tiny_policy", "rare_policy")}
+# The method by which layers are computed again: transformers 5.24 warns of the name before it.
+NEW, OLD = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+CHECKPOINTING = NEW if hasattr(PreTrainedModel, NEW) else OLD
 
 
 def is_adapter(folder: str | Path) -> bool:

@@ -23,10 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from logprobs import CHECKPOINT, distinct_prompts, shared_prompts, target_log_probs, whole_rows
+from logprobs import distinct_prompts, shared_prompts, target_log_probs, whole_rows
 from support.adapters import add_lora
 from support.errors import InputError, say
-from support.models import EMBEDDED
+from support.models import CHECKPOINTING, EMBEDDED
 from support.presets import Machine
 from support.settings import Config
 
@@ -69,7 +69,7 @@ def sizes_of(shape: PreTrainedConfig, config: Config) -> nn.Module:
     with torch.device("meta"):
         base = AutoModelForCausalLM.from_config(shape, dtype=stored).train()
         if config.gradient_checkpointing:
-            getattr(base, f"{CHECKPOINT}_checkpointing_enable")({"use_reentrant": False})
+            getattr(base, CHECKPOINTING)({"use_reentrant": False})
         model = add_lora(base, config.lora_rank) if config.lora_rank else base
     with SIZES_ONLY:
         model.to_empty(device="cpu")  # on the meta device attention would make all S*S scores

@@ -137,11 +137,6 @@ class Config:
         self.reward = tuple(f"{name}={weight}" for name, weight in own.items())
         check_together(self)
 
-    def reward_parts(self) -> tuple[str, ...]:
-        """The names of the reward's parts: what is logged, and what --select-by may name."""
-        own = (part_and_weight(part)[0].rpartition(":")[2] for part in self.reward)
-        return (*REWARD_PARTS, *own)
-
 
 def kind(one: Field) -> tuple[type, bool]:
     """The type of a field's single value, and whether it holds several."""
@@ -177,7 +172,8 @@ def checked(one: Field, value: object) -> object:
 
 def check_together(config: Config) -> None:
     """Raise InputError for settings that do not go together, naming the numbers and the flags."""
-    parts = config.reward_parts()
+    own = (part_and_weight(part)[0].rpartition(":")[2] for part in config.reward)
+    parts = (*REWARD_PARTS, *own)
     if config.select_by not in ("total", *parts):
         raise InputError(f"--select-by {config.select_by}: choose one of total, {', '.join(parts)}")
     if config.m < 2:

@@ -14,6 +14,7 @@ import logprobs
 from support import plan as planning
 from support.adapters import add_lora
 from support.errors import InputError
+from support.models import CHECKPOINTING
 from support.plan import IN_UPDATE, USABLE, Allocations, plan, sizes_of, update_bytes
 from support.presets import LLAMA_3B, MACHINES, PRESETS, QWEN_3B, QWEN_7B, Machine
 from support.processes import Processes
@@ -43,7 +44,7 @@ def small(kind="qwen2", rank=0, checkpointing=False, dtype="float32", **widths):
     if rank:
         model = model.to(getattr(torch, dtype))
     if checkpointing:
-        getattr(model, f"{logprobs.CHECKPOINT}_checkpointing_enable")({"use_reentrant": False})
+        getattr(model, CHECKPOINTING)({"use_reentrant": False})
     return (add_lora(model, rank) if rank else model).train(), shape, config
 
 

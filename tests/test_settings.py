@@ -75,7 +75,8 @@ def test_a_part_of_the_reward_has_one_weight_however_it_is_given():
     assert Config(reward=("format=0",)) == Config(reward_weights=(1, 0, 0.1))
     config = Config(reward=["mine.py:brevity=.2", "accuracy=2"], select_by="brevity")
     assert (config.reward_weights, config.reward) == ((2, 0.1, 0.1), ("mine.py:brevity=0.2",))
-    assert config.reward_parts() == ("accuracy", "format", "tag_count", "brevity")
+    with pytest.raises(InputError, match=r"of total, accuracy, format, tag_count, brevity$"):
+        dataclasses.replace(config, select_by="other")
     assert dataclasses.replace(config) == config
     Config(reward_weights=(0, 0, 0), reward="mine.py:brevity=-1")  # its own weight is one
 
